@@ -1,0 +1,1 @@
+"""See and diagnose distributed PyTorch training, as OpenTelemetry."""

@@ -1,0 +1,1 @@
+"""What every stage stands on: errors, clock, guard, counters, bundled data."""

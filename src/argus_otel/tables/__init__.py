@@ -1,0 +1,1 @@
+"""What the second half hands on: Arrow schemas, and findings."""

@@ -1,0 +1,152 @@
+"""Arrow tables of one run: what a store yields, align completes, and detectors read.
+
+Null means unknown, never 0 or NaN; a missing row means nothing was received. Rows are sorted by
+ordinal, then rank. ``run`` is the run's nonce in hex: the identity, where ``run_id`` is what
+people call it. Times in seconds are relative to the step's start unless the name says ``_ns``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+_COUNT = pa.struct([("group", pa.uint64()), ("count", pa.int64())])
+_PHASE = pa.struct(
+    [
+        ("name", pa.string()),
+        ("start_s", pa.float64()),
+        ("host_s", pa.float64()),
+        ("gpu_s", pa.float64()),
+    ]
+)
+
+
+def _schema(*fields: tuple[str, pa.DataType, bool]) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, nullable=nullable) for name, kind, nullable in fields])
+
+
+RANKS = _schema(
+    ("run", pa.string(), False),
+    ("run_id", pa.string(), False),
+    ("attempt", pa.int32(), False),
+    ("rank", pa.int32(), False),
+    ("world_size", pa.int32(), False),
+    ("role", pa.string(), False),
+    ("host", pa.string(), False),
+    ("local_rank", pa.int32(), True),
+    ("pid", pa.int64(), True),
+    ("gpu", pa.string(), True),
+    ("dp", pa.int32(), True),
+    ("tp", pa.int32(), True),
+    ("pp", pa.int32(), True),
+    ("ep", pa.int32(), True),
+    ("cp", pa.int32(), True),
+    ("nonce_local", pa.bool_(), False),
+)
+"""One row a rank."""
+
+STEPS = _schema(
+    ("run", pa.string(), False),
+    ("attempt", pa.int32(), False),
+    ("ordinal", pa.int64(), False),
+    ("rank", pa.int32(), False),
+    ("iteration", pa.int64(), True),
+    ("start_ns", pa.int64(), False),
+    ("step_s", pa.float64(), False),
+    ("between_s", pa.float64(), False),
+    ("busy_s", pa.float64(), True),
+    ("cpu_s", pa.float64(), True),
+    ("run_delay_s", pa.float64(), True),
+    ("data_wait_s", pa.float64(), True),
+    ("gc_s", pa.float64(), True),
+    ("gc_count", pa.int32(), True),
+    ("phases", pa.list_(_PHASE), False),
+    ("tokens", pa.float64(), True),
+    ("samples", pa.float64(), True),
+    ("sum_len2", pa.float64(), True),
+    ("memory_bytes", pa.int64(), True),
+    ("boundary_counts", pa.list_(_COUNT), False),
+    ("end_rule", pa.string(), False),
+    ("keep", pa.string(), True),
+    ("truncated", pa.bool_(), False),
+    ("drops", pa.int64(), False),
+    ("self_cpu_s", pa.float64(), True),
+    ("aligned", pa.bool_(), True),
+    ("clock_offset_ns", pa.int64(), True),
+    ("clock_error_ns", pa.int64(), True),
+    ("trace_id", pa.string(), False),
+)
+"""One row a rank and step. ``aligned`` and the clock columns are null until ``align/`` fills them."""
+
+COLLECTIVES = _schema(
+    ("run", pa.string(), False),
+    ("attempt", pa.int32(), False),
+    ("ordinal", pa.int64(), False),
+    ("rank", pa.int32(), False),
+    ("group", pa.uint64(), False),
+    ("op", pa.string(), False),
+    ("seq", pa.int64(), True),
+    ("peer", pa.int32(), True),
+    ("phase", pa.string(), True),
+    ("payload_bytes", pa.int64(), False),
+    ("arrival_s", pa.float64(), False),
+    ("duration_s", pa.float64(), True),
+    ("count", pa.int64(), False),
+    ("last_arrival_s", pa.float64(), False),
+    ("min_duration_s", pa.float64(), True),
+)
+"""One row an operation (``count`` 1, ``seq`` known), or where the digest was folded one row a
+(group, operation, phase) with ``seq`` null and ``duration_s`` the sum of the known ones.
+``seq`` counts collectives per group, and point-to-point operations per (group, source,
+destination), from the group's creation."""
+
+GROUPS = _schema(
+    ("run", pa.string(), False),
+    ("attempt", pa.int32(), False),
+    ("group", pa.uint64(), False),
+    ("description", pa.string(), False),
+    ("ranks", pa.list_(pa.int32()), False),
+)
+"""One row a process group."""
+
+EVENTS = _schema(
+    ("run", pa.string(), False),
+    ("attempt", pa.int32(), False),
+    ("ordinal", pa.int64(), False),
+    ("rank", pa.int32(), False),
+    ("kind", pa.string(), False),
+    ("name", pa.string(), False),
+    ("start_s", pa.float64(), False),
+    ("duration_s", pa.float64(), False),
+    ("detail", pa.string(), True),
+)
+"""From timeline spans (GC pauses, exceptions), so only for kept steps where a Collector samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTables:
+    """Everything known of one run. Each table has its schema above, rows sorted."""
+
+    ranks: pa.Table
+    steps: pa.Table
+    collectives: pa.Table
+    groups: pa.Table
+    events: pa.Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """One line of ``argus runs``."""
+
+    run: str
+    """Nonce in hex: the identity."""
+    run_id: str
+    attempt: int
+    role: str
+    service: str
+    world_size: int
+    ranks_seen: int
+    first_ns: int
+    last_ns: int
+    steps: int

@@ -1,0 +1,489 @@
+"""The digest of one step of one rank: what every detector needs, as attributes of ``rank.step``.
+
+Plain numbers are plain attributes, for people who read the span in Jaeger. Columns (phases,
+collectives) are packed: one stream of base-128 integers, base64, cut into attributes of at most
+2,000 characters, because Tempo cuts values at 2,048 bytes.
+
+Layout 1, all values unsigned base-128 integers, times in whole microseconds:
+
+``argus.digest.phases``
+    version, kind (0 in order, 1 folded by name), n, name[n], zigzag start difference[n],
+    duration[n]. A name below ``len(PHASES)`` is an index into ``PHASES``; from there on into
+    the attribute ``argus.phase.names``.
+
+``argus.digest.sync``
+    version, kind (0 vector, 1 folded),
+    groups: n, then (key, count at the step's boundary)[n],
+    channels: n, then (group, source, destination, count at the boundary)[n],
+    signatures: n, then (group, op, bytes, peer + 1, phase + 1)[n],
+    n, signature[n], zigzag arrival difference[n], then
+    vector: duration + 1 [n] (0 is unknown);
+    folded: count[n], last - first arrival[n], sum of known durations + 1 [n],
+    least known duration + 1 [n].
+
+A reader of a newer version must keep reading this one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from argus_otel.semconv import names
+from argus_otel.wire.varints import decode_uvarints, encode_uvarints, unzigzag, zigzag
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    AttributeValue = str | int | float | bool | Sequence[str]
+
+VERSION: Final = 1
+
+PHASES: Final = (
+    "data.wait",
+    "h2d",
+    "forward",
+    "backward",
+    "optimizer.step",
+    "between",
+    "checkpoint",
+    "evaluation",
+)
+"""Phase names that need no dictionary. Append only: a name's place is its code on the wire."""
+
+OPS: Final = (
+    "other",
+    "send",
+    "recv",
+    "broadcast",
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+    "scatter",
+    "gather",
+)
+"""Collective operations. Append only."""
+
+MAX_SYNC_BYTES: Final = 2048
+"""A longer sync vector is folded by (group, operation, phase)."""
+
+MAX_PHASES: Final = 64
+MAX_ATTRIBUTE_CHARACTERS: Final = 2000
+
+_VECTOR = 0
+_FOLDED = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class PhaseColumns:
+    """Phases of a step; shape [P] each. ``names`` is the dictionary that ``name`` points into."""
+
+    name: NDArray[np.int64]
+    start_us: NDArray[np.int64]
+    """Relative to the step's start; negative for ``between``."""
+    duration_us: NDArray[np.int64]
+    names: tuple[str, ...] = PHASES
+    folded: bool = False
+    """One row per name, with its first start and its summed duration."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SyncColumns:
+    """Collectives and point-to-point operations of a step in order of arrival; shape [C] each."""
+
+    group_keys: NDArray[np.uint64]
+    """Shape [G]; identities of the groups that ``group`` points into."""
+    start_counts: NDArray[np.int64]
+    """Shape [G]; collectives this rank had issued on each group before the step began."""
+    channels: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 4), np.int64))
+    """Shape [K, 4]: group, source, destination, operations before the step, for each P2P pair."""
+    group: NDArray[np.int64]
+    op: NDArray[np.int64]
+    payload_bytes: NDArray[np.int64]
+    peer: NDArray[np.int64]
+    """The other rank of a point-to-point operation, else -1."""
+    phase: NDArray[np.int64]
+    """Index into ``PHASES``, -1 where unknown."""
+    arrival_us: NDArray[np.int64]
+    """First arrival where folded. Relative to the step's start."""
+    duration_us: NDArray[np.int64]
+    """From arrival to end; -1 unknown. Sum of the known ones where folded."""
+    count: NDArray[np.int64] | None = None
+    """Folded only: how many operations the row stands for."""
+    last_arrival_us: NDArray[np.int64] | None = None
+    """Folded only."""
+    min_duration_us: NDArray[np.int64] | None = None
+    """Folded only; -1 unknown."""
+
+    @property
+    def folded(self) -> bool:
+        """Whether rows are sums over (group, operation, phase)."""
+        return self.count is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class StepDigest:
+    """One rank's account of one step. Seconds; None means not known."""
+
+    ordinal: int
+    rank: int
+    start_ns: int
+    end_ns: int
+    between_s: float
+    """From the end of the step before to this step's start; not part of the step."""
+    end_rule: str
+    iteration: int | None = None
+    busy_s: float | None = None
+    """Time inside the step that nobody made this rank wait for (data wait included)."""
+    cpu_s: float | None = None
+    """CPU time of the training thread inside the step."""
+    run_delay_s: float | None = None
+    """Time inside the step that the training thread was runnable but had no core."""
+    data_wait_s: float | None = None
+    gc_s: float | None = None
+    gc_count: int | None = None
+    tokens: float | None = None
+    samples: float | None = None
+    sum_len2: float | None = None
+    memory_bytes: int | None = None
+    keep: str | None = None
+    drops: int = 0
+    self_cpu_s: float | None = None
+    truncated: bool = False
+    ends_captured: bool = False
+    phases: PhaseColumns
+    sync: SyncColumns
+    group_info: tuple[str, ...] = ()
+    """``key|description|rank ranges`` of each group; on the first step that has it, then rarely."""
+
+    @property
+    def step_s(self) -> float:
+        """The step's duration."""
+        return (self.end_ns - self.start_ns) * 1e-9
+
+
+def encode_digests(digests: Sequence[StepDigest]) -> list[dict[str, AttributeValue]]:
+    """Turn digests into span attributes, several steps at once.
+
+    Cost:
+        Background thread. The packing is one vectorised pass over all steps given.
+    """
+    streams: list[NDArray[np.uint64]] = []
+    for digest in digests:
+        streams.append(_phase_values(digest.phases))
+        streams.append(_sync_values(digest.sync))
+    packed, starts = encode_uvarints(np.concatenate(streams) if streams else _EMPTY)
+    lengths = np.fromiter((stream.size for stream in streams), np.int64, len(streams))
+    cuts = starts[np.concatenate(([0], np.cumsum(lengths)))].tolist()
+    data = packed.tobytes()
+    encoded = []
+    for index, digest in enumerate(digests):
+        attributes = _plain_attributes(digest)
+        begin, middle, end = cuts[2 * index : 2 * index + 3]
+        _put_packed(attributes, names.ARGUS_DIGEST_PHASES, data[begin:middle])
+        if end - middle > MAX_SYNC_BYTES and not digest.sync.folded:
+            values, _ = encode_uvarints(_sync_values(fold_sync(digest.sync)))
+            _put_packed(attributes, names.ARGUS_DIGEST_SYNC, values.tobytes())
+        else:
+            _put_packed(attributes, names.ARGUS_DIGEST_SYNC, data[middle:end])
+        encoded.append(attributes)
+    return encoded
+
+
+def decode_digest(
+    attributes: Mapping[str, AttributeValue], start_ns: int, end_ns: int
+) -> StepDigest:
+    """Read the digest back from a ``rank.step`` span.
+
+    Raises:
+        ValueError: A required attribute is missing, or a packed value is damaged or of a
+            version that this reader does not know.
+    """
+
+    def number(name: str) -> float | None:
+        value = attributes.get(name)
+        return None if value is None else float(value)  # type: ignore[arg-type]
+
+    def whole(name: str) -> int | None:
+        value = attributes.get(name)
+        return None if value is None else int(value)  # type: ignore[arg-type]
+
+    def strings(name: str) -> tuple[str, ...]:
+        value = attributes.get(name, ())
+        return (value,) if isinstance(value, str) else tuple(value)  # type: ignore[arg-type]
+
+    ordinal, rank = whole(names.ARGUS_STEP_ORDINAL), whole(names.DL_RANK)
+    if ordinal is None or rank is None:
+        msg = f"a digest needs {names.ARGUS_STEP_ORDINAL} and {names.DL_RANK}"
+        raise ValueError(msg)
+    keep = attributes.get(names.ARGUS_KEEP)
+    return StepDigest(
+        ordinal=ordinal,
+        rank=rank,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        between_s=number(names.ARGUS_STEP_BETWEEN) or 0.0,
+        end_rule=str(attributes.get(names.ARGUS_STEP_END_RULE, "unknown")),
+        iteration=whole(names.DL_ITERATION),
+        busy_s=number(names.ARGUS_STEP_BUSY),
+        cpu_s=number(names.ARGUS_STEP_CPU),
+        run_delay_s=number(names.ARGUS_STEP_RUN_DELAY),
+        data_wait_s=number(names.ARGUS_DATA_WAIT),
+        gc_s=number(names.ARGUS_GC_PAUSE),
+        gc_count=whole(names.ARGUS_GC_COUNT),
+        tokens=number(names.ARGUS_WORK_TOKENS),
+        samples=number(names.ARGUS_WORK_SAMPLES),
+        sum_len2=number(names.ARGUS_WORK_SUM_LEN2),
+        memory_bytes=whole(names.ARGUS_MEMORY_RSS),
+        keep=None if keep is None else str(keep),
+        drops=whole(names.ARGUS_DROPS) or 0,
+        self_cpu_s=number(names.ARGUS_SELF_CPU),
+        truncated=bool(attributes.get(names.ARGUS_DIGEST_TRUNCATED, False)),
+        ends_captured=bool(attributes.get(names.ARGUS_DIGEST_ENDS_CAPTURED, False)),
+        phases=_read_phases(
+            _get_packed(attributes, names.ARGUS_DIGEST_PHASES), strings(names.ARGUS_PHASE_NAMES)
+        ),
+        sync=_read_sync(_get_packed(attributes, names.ARGUS_DIGEST_SYNC)),
+        group_info=strings(names.ARGUS_GROUPS),
+    )
+
+
+def fold_sync(sync: SyncColumns) -> SyncColumns:
+    """Sum a sync vector over (group, operation, phase), for steps with too many collectives."""
+    key = (sync.group * len(OPS) + sync.op) * (len(PHASES) + 1) + sync.phase + 1
+    _, first, row = np.unique(key, return_index=True, return_inverse=True)
+    rows = first.size
+    known = sync.duration_us >= 0
+    count = np.bincount(row, minlength=rows)
+    total = np.bincount(row[known], weights=sync.duration_us[known], minlength=rows)
+    has_known = np.bincount(row[known], minlength=rows) > 0
+    far = np.iinfo(np.int64).max
+    last = np.full(rows, -far)
+    earliest = np.full(rows, far)
+    least = np.full(rows, far)
+    np.maximum.at(last, row, sync.arrival_us)
+    np.minimum.at(earliest, row, sync.arrival_us)
+    np.minimum.at(least, row[known], sync.duration_us[known])
+    return SyncColumns(
+        group_keys=sync.group_keys,
+        start_counts=sync.start_counts,
+        channels=sync.channels,
+        group=sync.group[first],
+        op=sync.op[first],
+        payload_bytes=np.bincount(row, weights=sync.payload_bytes, minlength=rows).astype(np.int64),
+        peer=np.full(rows, -1),
+        phase=sync.phase[first],
+        arrival_us=earliest,
+        duration_us=np.where(has_known, total, -1).astype(np.int64),
+        count=count,
+        last_arrival_us=last,
+        min_duration_us=np.where(has_known, least, -1),
+    )
+
+
+_EMPTY = np.empty(0, dtype=np.uint64)
+
+
+def _u64(*values: int) -> NDArray[np.uint64]:
+    return np.array(values, dtype=np.uint64)
+
+
+def _differences(values_us: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return zigzag(np.diff(values_us, prepend=0))
+
+
+def _phase_values(phases: PhaseColumns) -> NDArray[np.uint64]:
+    kind = _FOLDED if phases.folded else _VECTOR
+    return np.concatenate(
+        (
+            _u64(VERSION, kind, phases.name.size),
+            phases.name.astype(np.uint64),
+            _differences(phases.start_us),
+            phases.duration_us.astype(np.uint64),
+        )
+    )
+
+
+def _sync_values(sync: SyncColumns) -> NDArray[np.uint64]:
+    signatures: dict[tuple[int, int, int, int, int], int] = {}
+    rows = zip(
+        sync.group.tolist(),
+        sync.op.tolist(),
+        sync.payload_bytes.tolist(),
+        (sync.peer + 1).tolist(),
+        (sync.phase + 1).tolist(),
+        strict=True,
+    )
+    signature = [signatures.setdefault(row, len(signatures)) for row in rows]
+    header = [VERSION, _FOLDED if sync.folded else _VECTOR, sync.group_keys.size]
+    for key, count in zip(sync.group_keys.tolist(), sync.start_counts.tolist(), strict=True):
+        header += (key, count)
+    header.append(len(sync.channels))
+    header += sync.channels.ravel().tolist()
+    header.append(len(signatures))
+    for row in signatures:
+        header += row
+    header.append(len(signature))
+    parts = [
+        np.array(header, dtype=np.uint64),
+        np.array(signature, dtype=np.uint64),
+        _differences(sync.arrival_us),
+    ]
+    if (
+        sync.count is not None
+        and sync.last_arrival_us is not None
+        and sync.min_duration_us is not None
+    ):
+        parts.append(sync.count.astype(np.uint64))
+        parts.append((sync.last_arrival_us - sync.arrival_us).astype(np.uint64))
+        parts.append((sync.duration_us + 1).astype(np.uint64))
+        parts.append((sync.min_duration_us + 1).astype(np.uint64))
+    else:
+        parts.append((sync.duration_us + 1).astype(np.uint64))
+    return np.concatenate(parts)
+
+
+def _plain_attributes(digest: StepDigest) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        names.ARGUS_DIGEST_VERSION: VERSION,
+        names.ARGUS_STEP_ORDINAL: digest.ordinal,
+        names.DL_RANK: digest.rank,
+        names.ARGUS_STEP_DURATION: digest.step_s,
+        names.ARGUS_STEP_BETWEEN: digest.between_s,
+        names.ARGUS_STEP_END_RULE: digest.end_rule,
+    }
+    optional: tuple[tuple[str, AttributeValue | None], ...] = (
+        (names.DL_ITERATION, digest.iteration),
+        (names.ARGUS_STEP_BUSY, digest.busy_s),
+        (names.ARGUS_STEP_CPU, digest.cpu_s),
+        (names.ARGUS_STEP_RUN_DELAY, digest.run_delay_s),
+        (names.ARGUS_DATA_WAIT, digest.data_wait_s),
+        (names.ARGUS_GC_PAUSE, digest.gc_s),
+        (names.ARGUS_GC_COUNT, digest.gc_count),
+        (names.ARGUS_WORK_TOKENS, digest.tokens),
+        (names.ARGUS_WORK_SAMPLES, digest.samples),
+        (names.ARGUS_WORK_SUM_LEN2, digest.sum_len2),
+        (names.ARGUS_MEMORY_RSS, digest.memory_bytes),
+        (names.ARGUS_KEEP, digest.keep),
+        (names.ARGUS_SELF_CPU, digest.self_cpu_s),
+        (names.ARGUS_DROPS, digest.drops or None),
+        (names.ARGUS_DIGEST_TRUNCATED, digest.truncated or None),
+        (names.ARGUS_DIGEST_ENDS_CAPTURED, digest.ends_captured or None),
+        (names.ARGUS_GROUPS, digest.group_info or None),
+        (names.ARGUS_PHASE_NAMES, digest.phases.names[len(PHASES) :] or None),
+    )
+    for name, value in optional:
+        if value is not None:
+            attributes[name] = value
+    return attributes
+
+
+def _put_packed(attributes: dict[str, AttributeValue], name: str, data: bytes) -> None:
+    text = base64.b64encode(data).decode("ascii")
+    attributes[name] = text[:MAX_ATTRIBUTE_CHARACTERS]
+    for part, begin in enumerate(range(MAX_ATTRIBUTE_CHARACTERS, len(text), MAX_ATTRIBUTE_CHARACTERS)):
+        attributes[f"{name}.{part + 1}"] = text[begin : begin + MAX_ATTRIBUTE_CHARACTERS]
+
+
+def _get_packed(attributes: Mapping[str, AttributeValue], name: str) -> NDArray[np.uint64]:
+    parts = [str(attributes.get(name, ""))]
+    while (more := attributes.get(f"{name}.{len(parts)}")) is not None:
+        parts.append(str(more))
+    try:
+        values = decode_uvarints(base64.b64decode("".join(parts), validate=True))
+    except (binascii.Error, ValueError) as error:
+        msg = f"{name} is damaged: {error}"
+        raise ValueError(msg) from error
+    if values.size < 2 or int(values[0]) != VERSION:
+        version = int(values[0]) if values.size else "none"
+        msg = f"{name} has layout version {version}; this reader knows {VERSION}"
+        raise ValueError(msg)
+    return values
+
+
+class _Columns:
+    """Takes columns off a stream of integers, and refuses to run past its end."""
+
+    def __init__(self, values: NDArray[np.uint64]) -> None:
+        self._values = values
+        self._at = 1  # the version has been checked
+
+    def one(self) -> int:
+        return int(self.take(1)[0])
+
+    def take(self, count: int) -> NDArray[np.uint64]:
+        part = self._values[self._at : self._at + count]
+        if part.size != count:
+            msg = "packed digest is cut short"
+            raise ValueError(msg)
+        self._at += count
+        return part
+
+    def signed(self, count: int) -> NDArray[np.int64]:
+        return self.take(count).astype(np.int64)
+
+    def running(self, count: int) -> NDArray[np.int64]:
+        return np.cumsum(unzigzag(self.take(count)))
+
+
+def _read_phases(values: NDArray[np.uint64], extra_names: tuple[str, ...]) -> PhaseColumns:
+    columns = _Columns(values)
+    folded = columns.one() == _FOLDED
+    n = columns.one()
+    name, start_us, duration_us = columns.signed(n), columns.running(n), columns.signed(n)
+    if n and int(name.max()) >= len(PHASES) + len(extra_names):
+        msg = "packed phases name a phase that the span does not list"
+        raise ValueError(msg)
+    return PhaseColumns(
+        name=name,
+        start_us=start_us,
+        duration_us=duration_us,
+        names=PHASES + extra_names,
+        folded=folded,
+    )
+
+
+def _read_sync(values: NDArray[np.uint64]) -> SyncColumns:
+    columns = _Columns(values)
+    folded = columns.one() == _FOLDED
+    groups = columns.one()
+    table = columns.take(2 * groups).reshape(groups, 2)
+    n_channels = columns.one()
+    channels = columns.signed(4 * n_channels).reshape(n_channels, 4)
+    n_signatures = columns.one()
+    signatures = columns.signed(5 * n_signatures).reshape(n_signatures, 5)
+    n = columns.one()
+    which = columns.signed(n)
+    if n and int(which.max()) >= n_signatures:
+        msg = "packed collectives name a signature that is not there"
+        raise ValueError(msg)
+    rows = signatures[which]
+    arrival_us = columns.running(n)
+    count = columns.signed(n) if folded else None
+    last_arrival_us = columns.signed(n) + arrival_us if folded else None
+    duration_us = columns.signed(n) - 1
+    min_duration_us = columns.signed(n) - 1 if folded else None
+    return SyncColumns(
+        group_keys=table[:, 0].copy(),
+        start_counts=table[:, 1].astype(np.int64),
+        channels=channels,
+        group=rows[:, 0],
+        op=rows[:, 1],
+        payload_bytes=rows[:, 2],
+        peer=rows[:, 3] - 1,
+        phase=rows[:, 4] - 1,
+        arrival_us=arrival_us,
+        duration_us=duration_us,
+        count=count,
+        last_arrival_us=last_arrival_us,
+        min_duration_us=min_duration_us,
+    )
