@@ -1,0 +1,75 @@
+"""The ``argus`` command: puts the sub-commands together and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from argus_otel._runtime.errors import ArgusError
+
+# Module of each command, in the order that help lists them. Each has `register(app)`.
+_COMMANDS = ("run", "demo", "doctor", "runs", "detect", "report", "serve", "stack")
+
+app = typer.Typer(
+    name="argus",
+    help="See and diagnose distributed PyTorch training, as OpenTelemetry.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001 - typer hands over flags by position
+    if value:
+        typer.echo(f"argus-otel {version('argus-otel')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options of the whole command."""
+    del show_version
+
+
+def main() -> None:
+    """Run ``argus``; never a traceback for what a person or a server did."""
+    for name in _COMMANDS:
+        try:
+            module = importlib.import_module(f"argus_otel.cli.{name}")
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("argus_otel"):
+                raise
+            _register_missing(name, error.name)
+        else:
+            module.register(app)
+    try:
+        app()
+    except ArgusError as error:
+        Console(stderr=True).print(f"argus: {error}", style="red", markup=False, highlight=False)
+        sys.exit(error.exit_code)
+
+
+def _register_missing(name: str, package: str) -> None:
+    def refuse() -> None:
+        raise ArgusError(
+            f"argus {name}",
+            got=f"called without the package {package!r}",
+            expected="the packages that reading and diagnosing needs",
+            fix="Install them: pip install 'argus-otel[service]'",
+        )
+
+    app.command(
+        name,
+        help="Needs: pip install 'argus-otel[service]'",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(refuse)
