@@ -71,7 +71,7 @@ OPS: Final = (
     "scatter",
     "gather",
 )
-"""Collective operations. Append only."""
+"""Collective operations. Append only; a reader takes a code that it does not know for "other"."""
 
 MAX_SYNC_BYTES: Final = 2048
 """A longer sync vector is folded by (group, operation, phase)."""
@@ -211,15 +211,32 @@ def decode_digest(
 
     def number(name: str) -> float | None:
         value = attributes.get(name)
-        return None if value is None else float(value)  # type: ignore[arg-type]
+        if value is None:
+            return None
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            msg = f"{name} is not a number: {value!r}"
+            raise ValueError(msg) from error
 
     def whole(name: str) -> int | None:
         value = attributes.get(name)
-        return None if value is None else int(value)  # type: ignore[arg-type]
+        if value is None:
+            return None
+        try:
+            return int(value)  # type: ignore[arg-type]
+        except (OverflowError, TypeError, ValueError) as error:
+            msg = f"{name} is not a whole number: {value!r}"
+            raise ValueError(msg) from error
 
     def strings(name: str) -> tuple[str, ...]:
         value = attributes.get(name, ())
-        return (value,) if isinstance(value, str) else tuple(value)  # type: ignore[arg-type]
+        if isinstance(value, str):
+            return (value,)
+        if isinstance(value, int | float):
+            msg = f"{name} is not a list of strings: {value!r}"
+            raise ValueError(msg)  # noqa: TRY004 - damaged input, as this function's caller sees it
+        return tuple(value)
 
     ordinal, rank = whole(names.ARGUS_STEP_ORDINAL), whole(names.DL_RANK)
     if ordinal is None or rank is None:
@@ -390,7 +407,9 @@ def _plain_attributes(digest: StepDigest) -> dict[str, AttributeValue]:
 def _put_packed(attributes: dict[str, AttributeValue], name: str, data: bytes) -> None:
     text = base64.b64encode(data).decode("ascii")
     attributes[name] = text[:MAX_ATTRIBUTE_CHARACTERS]
-    for part, begin in enumerate(range(MAX_ATTRIBUTE_CHARACTERS, len(text), MAX_ATTRIBUTE_CHARACTERS)):
+    for part, begin in enumerate(
+        range(MAX_ATTRIBUTE_CHARACTERS, len(text), MAX_ATTRIBUTE_CHARACTERS)
+    ):
         attributes[f"{name}.{part + 1}"] = text[begin : begin + MAX_ATTRIBUTE_CHARACTERS]
 
 
@@ -420,6 +439,25 @@ class _Columns:
     def one(self) -> int:
         return int(self.take(1)[0])
 
+    def kind(self) -> int:
+        value = self.one()
+        if value not in {_VECTOR, _FOLDED}:
+            msg = f"packed digest is of kind {value}; this reader knows {_VECTOR} and {_FOLDED}"
+            raise ValueError(msg)
+        return value
+
+    def indices(self, count: int, size: int, what: str) -> NDArray[np.int64]:
+        part = self.take(count)
+        if count and int(part.max()) >= size:
+            msg = f"packed digest names a {what} that is not there"
+            raise ValueError(msg)
+        return part.astype(np.int64)
+
+    def end(self) -> None:
+        if self._at != self._values.size:
+            msg = "packed digest goes on after its end"
+            raise ValueError(msg)
+
     def take(self, count: int) -> NDArray[np.uint64]:
         part = self._values[self._at : self._at + count]
         if part.size != count:
@@ -437,12 +475,11 @@ class _Columns:
 
 def _read_phases(values: NDArray[np.uint64], extra_names: tuple[str, ...]) -> PhaseColumns:
     columns = _Columns(values)
-    folded = columns.one() == _FOLDED
+    folded = columns.kind() == _FOLDED
     n = columns.one()
-    name, start_us, duration_us = columns.signed(n), columns.running(n), columns.signed(n)
-    if n and int(name.max()) >= len(PHASES) + len(extra_names):
-        msg = "packed phases name a phase that the span does not list"
-        raise ValueError(msg)
+    name = columns.indices(n, len(PHASES) + len(extra_names), "phase")
+    start_us, duration_us = columns.running(n), columns.signed(n)
+    columns.end()
     return PhaseColumns(
         name=name,
         start_us=start_us,
@@ -454,33 +491,36 @@ def _read_phases(values: NDArray[np.uint64], extra_names: tuple[str, ...]) -> Ph
 
 def _read_sync(values: NDArray[np.uint64]) -> SyncColumns:
     columns = _Columns(values)
-    folded = columns.one() == _FOLDED
+    folded = columns.kind() == _FOLDED
     groups = columns.one()
     table = columns.take(2 * groups).reshape(groups, 2)
     n_channels = columns.one()
     channels = columns.signed(4 * n_channels).reshape(n_channels, 4)
     n_signatures = columns.one()
     signatures = columns.signed(5 * n_signatures).reshape(n_signatures, 5)
+    for group_column in (channels[:, 0], signatures[:, 0]):
+        if bool(((group_column < 0) | (group_column >= groups)).any()):
+            msg = "packed digest names a group that is not there"
+            raise ValueError(msg)
     n = columns.one()
-    which = columns.signed(n)
-    if n and int(which.max()) >= n_signatures:
-        msg = "packed collectives name a signature that is not there"
-        raise ValueError(msg)
-    rows = signatures[which]
+    rows = signatures[columns.indices(n, n_signatures, "signature")]
     arrival_us = columns.running(n)
     count = columns.signed(n) if folded else None
     last_arrival_us = columns.signed(n) + arrival_us if folded else None
     duration_us = columns.signed(n) - 1
     min_duration_us = columns.signed(n) - 1 if folded else None
+    columns.end()
+    # The lists of names only grow: what a newer writer added is "other" or unknown to this reader.
+    op, phase = rows[:, 1], rows[:, 4] - 1
     return SyncColumns(
         group_keys=table[:, 0].copy(),
         start_counts=table[:, 1].astype(np.int64),
         channels=channels,
         group=rows[:, 0],
-        op=rows[:, 1],
+        op=np.where((op >= 0) & (op < len(OPS)), op, 0),
         payload_bytes=rows[:, 2],
         peer=rows[:, 3] - 1,
-        phase=rows[:, 4] - 1,
+        phase=np.where((phase >= -1) & (phase < len(PHASES)), phase, -1),
         arrival_us=arrival_us,
         duration_us=duration_us,
         count=count,

@@ -88,7 +88,7 @@ def span_ids(trace_id: bytes, what: int, rank: int, count: int) -> NDArray[np.ui
     """
     base = np.frombuffer(span_id(trace_id, what, rank, 1), dtype="<u8")[0]
     with np.errstate(over="ignore"):
-        word = base + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+        word: NDArray[np.uint64] = base + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         word = (word ^ (word >> np.uint64(30))) * _MIX_1
         word = (word ^ (word >> np.uint64(27))) * _MIX_2
         word ^= word >> np.uint64(31)

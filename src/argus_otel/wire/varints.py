@@ -47,7 +47,7 @@ def decode_uvarints(data: bytes) -> NDArray[np.uint64]:
         Shape [N], all values that the bytes hold.
 
     Raises:
-        ValueError: The data ends inside a number, or a number has more than ten bytes.
+        ValueError: The data ends inside a number, or a number does not fit 64 bits.
     """
     raw = np.frombuffer(data, dtype=np.uint8)
     if raw.size == 0:
@@ -62,6 +62,10 @@ def decode_uvarints(data: bytes) -> NDArray[np.uint64]:
     place = np.arange(raw.size) - np.repeat(starts, ends - starts + 1)
     if int(place.max()) >= _MAX_BYTES:
         msg = "packed integer has more than ten bytes"
+        raise ValueError(msg)
+    # The tenth byte holds the one bit that is left of 64.
+    if bool((raw[place == _MAX_BYTES - 1] > 1).any()):
+        msg = "packed integer does not fit 64 bits"
         raise ValueError(msg)
     parts = (raw & 0x7F).astype(np.uint64) << _SHIFTS[place]
     return np.add.reduceat(parts, starts)
