@@ -8,7 +8,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, override
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,34 +27,30 @@ class ProcessIdentity:
     """Boot and start time, as the kernel tells them."""
 
 
-class _Detached(subprocess.Popen[bytes]):
-    """Warns not when the parent forgets it: to be forgotten is its purpose."""
-
-    @override
-    def __del__(self) -> None:  # type: ignore[override,unused-ignore]
-        """Do nothing."""
-
-
 def spawn(argv: Sequence[str], env: Mapping[str, str], log: Path) -> ProcessIdentity:
     """Start ``argv`` in a session of its own (Ctrl-C in a terminal does not reach it).
 
     Args:
-        argv: The command.
+        argv: The command; its first item is a path.
         env: The whole environment.
         log: Standard output and error are appended here.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        process = _Detached(
-            argv,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    # Not subprocess.Popen: its object wants to be waited for, and this process is meant to be left.
+    pid = os.posix_spawn(
+        argv[0],
+        list(argv),
+        dict(env),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
     # A process that ended at once leaves a zombie, so the mark can still be read.
-    return ProcessIdentity(pid=process.pid, start_mark=_start_mark(process.pid) or "gone")
+    return ProcessIdentity(pid=pid, start_mark=_start_mark(pid) or "gone")
 
 
 def is_alive(process: ProcessIdentity) -> bool:
@@ -84,7 +80,7 @@ def kill(process: ProcessIdentity) -> bool:
     """End the process with SIGKILL and wait until it is gone; as ``stop`` otherwise."""
     if not _send(process, signal.SIGKILL):
         return False
-    while is_alive(process):  # noqa: ASYNC110  (SIGKILL cannot be refused)
+    while is_alive(process):  # SIGKILL cannot be refused
         time.sleep(_POLL_S)
     return True
 

@@ -47,7 +47,9 @@ def write_record(path: Path, record: StackRecord) -> None:
     """Write the record whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps({"version": _VERSION, **asdict(record)}, indent=2), encoding="utf-8")
+    draft.write_text(
+        json.dumps({"version": _VERSION, **asdict(record)}, indent=2), encoding="utf-8"
+    )
     draft.replace(path)
 
 
@@ -64,7 +66,7 @@ def read_record(path: Path) -> StackRecord | None:
     try:
         raw: dict[str, Any] = json.loads(text)
         if raw.pop("version") != _VERSION:
-            raise ValueError("version")  # noqa: TRY301  (one message for all)
+            raise ValueError("version")
         parts = tuple(PartRecord(**part) for part in raw.pop("parts"))
         return StackRecord(parts=parts, **raw)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
