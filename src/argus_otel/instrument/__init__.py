@@ -1,0 +1,1 @@
+"""Hooks, by layer: python, framework, gpu. The only place that imports torch."""

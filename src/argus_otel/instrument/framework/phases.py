@@ -1,0 +1,206 @@
+"""Phases of a step: backward by autograd's entry, forward by the data-parallel wrappers.
+
+No global module hook: it would cost 1.6 µs for each of thousands of modules, make torch.compile
+warn the user, and recompile when it goes. A plain module's forward needs none: it is what lies
+between the batch's arrival and the backward (worked out in condense).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from argus_otel._runtime.clock import monotonic_ns
+from argus_otel.instrument.framework.dynamo import never_compile
+from argus_otel.wire import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from argus_otel.instrument.framework.steps import StepTracker
+    from argus_otel.instrument.patches import Patches
+    from argus_otel.instrument.sink import Sink
+
+
+class ForwardHooks:
+    """Times the outermost forward among the modules that it is attached to."""
+
+    def __init__(self, sink: Sink, steps: StepTracker) -> None:
+        self._sink = sink
+        self._steps = steps
+        self._depth = 0
+        self._began_ns = 0
+        self._times = (0, events.NONE)
+
+    def attach(self, module: Any) -> None:  # noqa: ANN401
+        """Hook one module instance, ahead of its other hooks and always at its end."""
+        module.register_forward_pre_hook(self.before, prepend=True)
+        module.register_forward_hook(self.after, always_call=True)
+
+    def before(self, module: Any, args: Any) -> None:  # noqa: ANN401, ARG002
+        """Forward pre-hook."""
+        import torch
+
+        if torch.compiler.is_compiling():
+            return  # traced by Dynamo, which folds this branch: the graph holds nothing of ours
+        self.enter()
+
+    def after(self, module: Any, args: Any, output: Any) -> None:  # noqa: ANN401, ARG002
+        """Forward hook; called even where the forward raised."""
+        import torch
+
+        if torch.compiler.is_compiling():
+            return
+        self.leave()
+
+    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a class's ``forward``, which leaves the instances (and their pickles) alone."""
+
+        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            import torch
+
+            if torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
+            self.enter()
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                self.leave()
+
+        never_compile(forward)
+        return forward
+
+    def enter(self) -> None:
+        """A forward begins on this thread."""
+        if not self._sink.enabled:
+            return
+        try:
+            self._depth += 1
+            if self._depth == 1:
+                self._times = self._steps.read_times()
+                self._began_ns = monotonic_ns()
+        except Exception as error:  # noqa: BLE001 - never into the user's training
+            self._sink.faults.report("forward_hook", error)
+
+    def leave(self) -> None:
+        """The matching end."""
+        if self._depth == 0:
+            return
+        try:
+            import torch
+
+            self._depth -= 1
+            if self._depth or not self._sink.enabled:
+                return
+            flags = events.NESTED if self._steps.in_optimizer else 0
+            if not torch.is_grad_enabled():
+                flags |= events.NO_GRAD
+            self._sink.append(
+                events.FORWARD, self._began_ns, monotonic_ns(), *self._times, flags, 0
+            )
+        except Exception as error:  # noqa: BLE001
+            self._sink.faults.report("forward_hook", error)
+
+    def __deepcopy__(self, memo: Any) -> ForwardHooks:  # noqa: ANN401 - copies of a model share it
+        return self
+
+
+class BackwardTimer:
+    """Times autograd passes, and knows whether DDP's reducer waits at their end."""
+
+    def __init__(self, sink: Sink, steps: StepTracker) -> None:
+        self._sink = sink
+        self._steps = steps
+        self.ddp_models = 0
+
+    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``torch.autograd.backward``, through which ``Tensor.backward`` goes too."""
+        sink, steps = self._sink, self._steps
+
+        def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if not sink.enabled:
+                return original(*args, **kwargs)
+            try:
+                times = steps.read_times()
+                began_ns = steps.backward_begins()
+            except Exception as error:  # noqa: BLE001
+                sink.faults.report("backward_hook", error)
+                return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                try:
+                    steps.backward_ends(began_ns, times, ddp_waits=self.ddp_models > 0)
+                except Exception as error:  # noqa: BLE001
+                    sink.faults.report("backward_hook", error)
+
+        never_compile(backward)
+        return backward
+
+
+def instrument_ddp(patches: Patches, sink: Sink, timer: BackwardTimer, hooks: ForwardHooks) -> None:
+    """Forward phases of DistributedDataParallel, and its waits for buffer broadcasts."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    def wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807
+            original(self, *args, **kwargs)
+            timer.ddp_models += 1
+
+        return __init__
+
+    def wrap_sync(original: Callable[..., Any]) -> Callable[..., Any]:
+        # Broadcasts rank 0's buffers before a forward and waits for them in C++: a wait that no
+        # other hook sees.
+        def _sync_buffers(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            began_ns = monotonic_ns()
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                if sink.enabled:
+                    sink.append(events.WAIT, began_ns, monotonic_ns(), 1, 0, 0, 0)
+
+        never_compile(_sync_buffers)
+        return _sync_buffers
+
+    patches.replace(DistributedDataParallel, "__init__", wrap_init)
+    patches.replace(DistributedDataParallel, "forward", hooks.wrap)
+    patches.replace(DistributedDataParallel, "_sync_buffers", wrap_sync)
+
+
+def instrument_fsdp(patches: Patches, sink: Sink, hooks: ForwardHooks) -> None:
+    """Forward phases of FSDP2: hooks on each ``fully_shard`` module, the outermost counts."""
+    from torch.distributed import fsdp
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = original(module, *args, **kwargs)
+            if sink.enabled:
+                try:
+                    for each in module if isinstance(module, (list, tuple)) else (module,):
+                        hooks.attach(each)
+                except Exception as error:  # noqa: BLE001
+                    sink.faults.report("fsdp_hook", error)
+            return result
+
+        return fully_shard
+
+    # Replaced in the package only: its own modules reach the attributes that FSDP hangs on the
+    # function (fully_shard.state) through their own name.
+    patches.replace(fsdp, "fully_shard", wrap)
+
+
+@contextlib.contextmanager
+def user_phase(sink: Sink, name: str) -> Iterator[None]:
+    """Time a part of the user's loop under a name of its own."""
+    began_ns = monotonic_ns()
+    try:
+        yield
+    finally:
+        if sink.enabled:
+            try:
+                index = sink.phase_index(name)
+                if index >= 0:
+                    sink.append(events.PHASE, began_ns, monotonic_ns(), index, 0, 0, 0)
+            except Exception as error:  # noqa: BLE001
+                sink.faults.report("user_phase", error)

@@ -1,0 +1,104 @@
+"""Who this process is: the run's nonce, agreed through the job's own store.
+
+Right after ``init_process_group`` each rank does one ``compare_set`` on the store: the first
+writer wins, one round trip, no collective, no rank that has to come first. Where that fails the
+rank stands alone with a nonce of its own, and says so.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from argus_otel.instrument.framework.collectives import Collectives
+    from argus_otel.instrument.framework.steps import StepTracker
+    from argus_otel.instrument.patches import Patches
+    from argus_otel.instrument.sink import Sink
+
+NONCE_BYTES: Final = 8
+
+
+class World:
+    """Follows ``init_process_group``, new groups and the end of the world."""
+
+    def __init__(self, sink: Sink, steps: StepTracker, collectives: Collectives) -> None:
+        self._sink = sink
+        self._steps = steps
+        self._collectives = collectives
+        self._inits = 0
+
+    def instrument(self, patches: Patches, c10d: Any) -> None:  # noqa: ANN401
+        """Hook torch's module of process groups."""
+        patches.replace(c10d, "init_process_group", lambda f: self._after(f, self._begin))
+        for name in ("new_group", "split_group"):
+            patches.replace(c10d, name, lambda f: self._after(f, self._collectives.attach_all))
+        patches.replace(c10d, "destroy_process_group", self._wrap_destroy)
+        patches.on_undo(self._collectives.detach_all)
+
+    def _after(
+        self, original: Callable[..., Any], follow: Callable[[], None]
+    ) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = original(*args, **kwargs)
+            if self._sink.enabled:
+                try:
+                    follow()
+                except Exception as error:  # noqa: BLE001 - never into the user's training
+                    self._sink.faults.report("process_group_hook", error)
+            return result
+
+        return call
+
+    def _wrap_destroy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = original(*args, **kwargs)
+            try:
+                import torch.distributed as dist
+
+                if not dist.is_initialized():
+                    self._collectives.forget_all()
+            except Exception as error:  # noqa: BLE001
+                self._sink.faults.report("process_group_hook", error)
+            return result
+
+        return destroy_process_group
+
+    def _begin(self) -> None:
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d as c10d
+
+        before = self._sink.identity
+        nonce, local = self._agree_on_nonce(c10d, before.attempt)
+        self._inits += 1
+        self._sink.set_identity(
+            replace(
+                before,
+                nonce=nonce,
+                nonce_local=local,
+                rank=dist.get_rank(),
+                world_size=dist.get_world_size(),
+                local_rank=int(os.environ.get("LOCAL_RANK", before.local_rank)),
+            )
+        )
+        self._collectives.attach_all()
+        self._steps.begin_identity()
+        self._sink.start()
+
+    def _agree_on_nonce(self, c10d: Any, attempt: int) -> tuple[bytes, bool]:  # noqa: ANN401
+        own = secrets.token_bytes(NONCE_BYTES)  # not `random`: user code seeds that alike everywhere
+        try:
+            store = c10d._get_default_store()  # noqa: SLF001 - no public way to the store
+            key = f"argus/nonce/{attempt}/{self._inits}"
+            agreed = bytes.fromhex(bytes(store.compare_set(key, "", own.hex())).decode("ascii"))
+        except Exception as error:  # noqa: BLE001 - FakeStore, a store without compare_set, …
+            self._sink.faults.report("nonce_not_shared", error)
+            return own, True
+        if len(agreed) != NONCE_BYTES:
+            self._sink.faults.report("nonce_not_shared")
+            return own, True
+        return agreed, False

@@ -1,0 +1,207 @@
+"""Where a step ends, for any loop.
+
+In this order: ``set_step()`` or a framework's own callback, where a loop uses one; else the
+outermost end of the primary optimizer's step, the primary being the one with most parameters (a
+GAN's other optimizer is a phase of the step); inside an active backward (optimizer in backward),
+the end of that backward; ``GradScaler.update()`` where the scaler skipped the primary
+optimizer. Nothing else ends a step: a loop without any of these has no steps, never wrong ones.
+
+This runs on the training thread because the step's trace context has to be current while the
+step runs. What belongs to the step and what came before it is worked out later, in condense.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from argus_otel._runtime.clock import monotonic_ns
+from argus_otel.instrument.thread_times import ThreadTimes
+from argus_otel.wire import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from argus_otel.instrument.sink import Sink
+
+_RULE = {name: code for code, name in enumerate(events.RULES)}
+
+
+class StepTracker:
+    """The state of the training loop, as the hooks report it."""
+
+    def __init__(self, sink: Sink, on_boundary: Callable[[int], None]) -> None:
+        """Track steps.
+
+        Args:
+            sink: Where events go.
+            on_boundary: Called with the ordinal of the step that begins, at each boundary.
+        """
+        self._sink = sink
+        self._append = sink.append
+        self._on_boundary = on_boundary
+        self._times = ThreadTimes()
+        self.ordinal = 0
+        self._began_ns = monotonic_ns()
+        self._iteration = events.NONE
+        self._set_step_calls = 0
+        self._parameter_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._counted = 0
+        self._most_parameters = 0
+        self._in_flight: list[int] = []
+        self._optimizer_began_ns = 0
+        self._primary_stepped = False
+        self._primary_skipped = False
+        self._end_after_backward = False
+        self.backward_depth = 0
+        self.worked = False
+        """A backward or an optimizer has run since the last boundary."""
+
+    # -- boundaries ---------------------------------------------------------------------------
+
+    def begin_identity(self) -> None:
+        """Count from 0 again: a new process group world began."""
+        self.ordinal = 0
+        self._began_ns = monotonic_ns()
+        self._forget_step()
+        self._on_boundary(0)
+
+    def set_step(self, iteration: int) -> None:
+        """The user's loop is at its step ``iteration`` from here on.
+
+        The first call only numbers the steps, because a resumed run calls it once; from the
+        second on it is what ends them.
+        """
+        self._set_step_calls += 1
+        if self._set_step_calls > 1 and self.worked:
+            self._end("set_step")
+        self._iteration = int(iteration)
+
+    def end_from_integration(self, iteration: int | None = None) -> None:
+        """A framework's own callback says that the step is over."""
+        self._set_step_calls = max(self._set_step_calls, 2)
+        if iteration is not None:
+            self._iteration = int(iteration)
+        self._end("integration")
+
+    def _end(self, rule: str) -> None:
+        now = monotonic_ns()
+        cpu_ns, delay_ns = self._times.read()
+        plan = self._sink.plan
+        flags = events.ENDS_CAPTURED if plan.ends else 0
+        self._append(
+            events.STEP_END,
+            now,
+            _RULE[rule] | flags << 8,
+            self.ordinal,
+            self._iteration,
+            cpu_ns,
+            delay_ns,
+        )
+        self._sink.start()
+        self.ordinal += 1
+        if self._iteration != events.NONE:
+            self._iteration += 1
+        plan.begin_step(self.ordinal, now - self._began_ns)
+        self._began_ns = now
+        self._forget_step()
+        self._on_boundary(self.ordinal)
+
+    def _forget_step(self) -> None:
+        self._primary_stepped = False
+        self._primary_skipped = False
+        self._end_after_backward = False
+        self.worked = False
+
+    @property
+    def _by_optimizer(self) -> bool:
+        return self._set_step_calls < 2
+
+    # -- optimizers ---------------------------------------------------------------------------
+
+    def add_optimizer(self, optimizer: Any) -> None:  # noqa: ANN401
+        """Know an optimizer from its construction, so that the first step knows the primary."""
+        if optimizer not in self._parameter_counts:
+            self._parameter_counts[optimizer] = sum(
+                parameter.numel()
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            )
+
+    def _is_primary(self, optimizer: Any) -> bool:  # noqa: ANN401
+        self.add_optimizer(optimizer)
+        counts = self._parameter_counts
+        if len(counts) != self._counted:  # one was added, or died
+            self._counted, self._most_parameters = len(counts), max(counts.values())
+        return counts[optimizer] >= self._most_parameters
+
+    def optimizer_begins(self, optimizer: Any) -> None:  # noqa: ANN401
+        """An optimizer's ``step`` was entered (ZeRO nests them: the outermost counts)."""
+        key = id(optimizer)
+        if key in self._in_flight:  # its last step raised, so its end never came
+            del self._in_flight[self._in_flight.index(key) :]
+        self._in_flight.append(key)
+        if len(self._in_flight) == 1:
+            self._optimizer_began_ns = monotonic_ns()
+
+    def optimizer_ends(self, optimizer: Any) -> None:  # noqa: ANN401
+        """An optimizer's ``step`` returned."""
+        self.worked = True
+        if self._is_primary(optimizer):
+            self._primary_stepped = True
+        key = id(optimizer)
+        if key in self._in_flight:
+            del self._in_flight[self._in_flight.index(key) :]
+        if self._in_flight:
+            return
+        flags = events.NESTED if self.backward_depth else 0
+        self._append(
+            events.OPTIMIZER, self._optimizer_began_ns, monotonic_ns(), 0, 0, flags, 0
+        )
+        if not self._primary_stepped or not self._by_optimizer:
+            return
+        if self.backward_depth:
+            self._end_after_backward = True
+        else:
+            self._end("optimizer")
+
+    @property
+    def in_optimizer(self) -> bool:
+        """Inside an optimizer's ``step`` (LBFGS runs forwards and backwards there)."""
+        return bool(self._in_flight)
+
+    def scaler_steps(self, optimizer: Any) -> None:  # noqa: ANN401
+        """``GradScaler.step`` is about to run or skip an optimizer."""
+        if self._is_primary(optimizer):
+            self._primary_skipped = True  # until its own hook says otherwise
+
+    def scaler_updates(self) -> None:
+        """``GradScaler.update`` closes the iteration: a skipped step ends here."""
+        if self._primary_skipped and not self._primary_stepped and self._by_optimizer:
+            self._end("scaler")
+
+    # -- phases -------------------------------------------------------------------------------
+
+    def read_times(self) -> tuple[int, int]:
+        """CPU ns and run delay ns of this thread, where a step may turn out to begin."""
+        return self._times.read()
+
+    def backward_begins(self) -> int:
+        """An autograd pass begins; reentrant ones (checkpointing) count as part of the outer."""
+        self.backward_depth += 1
+        return monotonic_ns()
+
+    def backward_ends(self, began_ns: int, times: tuple[int, int], *, ddp_waits: bool) -> None:
+        """The matching end."""
+        self.backward_depth = max(0, self.backward_depth - 1)
+        if self.backward_depth:
+            return
+        self.worked = True
+        flags = events.NESTED if self._in_flight else 0
+        if ddp_waits:
+            flags |= events.DDP_WAITS
+        self._append(
+            events.BACKWARD, began_ns, monotonic_ns(), times[0], times[1], flags, 0
+        )
+        if self._end_after_backward:
+            self._end("backward")

@@ -1,0 +1,1 @@
+"""The Python layer: data loading, garbage collection, exceptions."""

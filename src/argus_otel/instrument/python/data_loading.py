@@ -1,0 +1,43 @@
+"""Waiting for the next batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from argus_otel._runtime.clock import monotonic_ns
+from argus_otel.instrument.framework.dynamo import never_compile
+from argus_otel.wire import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from argus_otel.instrument.framework.steps import StepTracker
+    from argus_otel.instrument.patches import Patches
+    from argus_otel.instrument.sink import Sink
+
+
+def instrument_data_loading(patches: Patches, sink: Sink, steps: StepTracker) -> None:
+    """Time ``next()`` of every DataLoader iterator.
+
+    Loaders that are not built on it (DALI, webdataset's own) show as time before the forward.
+    """
+    from torch.utils.data import dataloader
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(self: Any) -> Any:  # noqa: ANN401, N807
+            if not sink.enabled:
+                return original(self)
+            times = steps.read_times()
+            began_ns = monotonic_ns()
+            # A StopIteration is not a batch, and passes through unrecorded.
+            batch = original(self)
+            try:
+                sink.append(events.DATA, began_ns, monotonic_ns(), times[0], times[1], 0, 0)
+            except Exception as error:  # noqa: BLE001 - never into the user's training
+                sink.faults.report("data_hook", error)
+            return batch
+
+        never_compile(__next__)
+        return __next__
+
+    patches.replace(dataloader._BaseDataLoaderIter, "__next__", wrap)  # noqa: SLF001

@@ -1,0 +1,60 @@
+"""What the hooks need of whoever records; ``record.Recorder`` is one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from argus_otel._runtime.faults import FaultLog
+    from argus_otel.wire.identity import Identity, UncaughtException
+
+
+class Plan(Protocol):
+    """Says which steps get more."""
+
+    ends: bool
+
+    def begin_step(self, ordinal: int, elapsed_ns: int) -> None:
+        """Decide about the step that begins now."""
+
+    def charge_end(self, measured_ns: int) -> None:
+        """Account for one end that was asked for."""
+
+
+class Sink(Protocol):
+    """Where events go."""
+
+    enabled: bool
+
+    @property
+    def plan(self) -> Plan:
+        """The capture plan."""
+
+    @property
+    def faults(self) -> FaultLog:
+        """Where argus's own errors go."""
+
+    @property
+    def append(self) -> Callable[[int, int, int, int, int, int, int], None]:
+        """``append(kind, t0, t1, a, b, c, d)``, see ``wire.events``."""
+
+    @property
+    def identity(self) -> Identity:
+        """Who this process is now."""
+
+    def start(self) -> None:
+        """There is something to record."""
+
+    def set_identity(self, identity: Identity) -> None:
+        """Begin a new identity."""
+
+    def add_group(self, description: str, ranks: Sequence[int]) -> int:
+        """Register a process group; its index."""
+
+    def phase_index(self, name: str) -> int:
+        """Index of a user's phase name; -1 when there are too many."""
+
+    def record_exception(self, exception: UncaughtException) -> None:
+        """Note an uncaught exception."""

@@ -1,0 +1,109 @@
+"""What the hooks write to: the ring, and small tables for what does not fit in integers.
+
+The tables grow with the number of process groups, phase names and identities of a job, never
+with its steps.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from argus_otel._runtime.clock import monotonic_ns
+from argus_otel.record.capture import CapturePlan
+from argus_otel.record.ring import EventRing
+from argus_otel.wire import events, ids
+from argus_otel.wire.identity import Group, Identity, UncaughtException
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from argus_otel._runtime.faults import FaultLog
+
+_MAX_EXCEPTIONS = 16
+_MAX_PHASE_NAMES = 256
+
+
+@dataclass(slots=True)
+class Recorder:
+    """One per process. ``append`` is the hot path; everything else is rare."""
+
+    ring: EventRing
+    faults: FaultLog
+    plan: CapturePlan
+    on_first_record: Callable[[], None]
+    """Called once, when there is something to send for: starts the background thread."""
+    enabled: bool = True
+    identities: list[Identity] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    phase_names: list[str] = field(default_factory=list)
+    exceptions: list[UncaughtException] = field(default_factory=list)
+    _started: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def append(self) -> Callable[[int, int, int, int, int, int, int], None]:
+        """The ring's ``append``; hooks bind it once."""
+        return self.ring.append
+
+    @property
+    def identity(self) -> Identity:
+        """Who this process is now."""
+        return self.identities[-1]
+
+    def start(self) -> None:
+        """Say that this process trains; the first call starts the background thread."""
+        if not self._started:
+            with self._lock:
+                if not self._started:
+                    self._started = True
+                    self.on_first_record()
+
+    def set_identity(self, identity: Identity) -> None:
+        """Begin a new identity: steps count from 0 again, in traces of their own."""
+        self.identities.append(identity)
+        self.plan.set_identity(identity)
+        self.ring.append(events.IDENTITY, monotonic_ns(), 0, len(self.identities) - 1, 0, 0, 0)
+
+    def add_group(self, description: str, ranks: Sequence[int]) -> int:
+        """Register a process group.
+
+        Returns:
+            Its index in ``groups``, which events carry.
+        """
+        with self._lock:
+            era = len(self.identities) - 1
+            key = (description, tuple(ranks), era)
+            twins = sum((g.description, g.ranks, g.era) == key for g in self.groups)
+            self.groups.append(
+                Group(
+                    key=ids.group_key(description, ranks, twins),
+                    description=description,
+                    ranks=tuple(ranks),
+                    era=era,
+                )
+            )
+            return len(self.groups) - 1
+
+    def phase_index(self, name: str) -> int:
+        """Index of a user's phase name in ``phase_names``; -1 when there are too many."""
+        try:
+            return self.phase_names.index(name)
+        except ValueError:
+            with self._lock:
+                if len(self.phase_names) >= _MAX_PHASE_NAMES:
+                    self.faults.report("phase_names_full")
+                    return -1
+                self.phase_names.append(name)
+                return len(self.phase_names) - 1
+
+    def record_exception(self, exception: UncaughtException) -> None:
+        """Note an exception that nobody caught."""
+        with self._lock:
+            if len(self.exceptions) >= _MAX_EXCEPTIONS:
+                self.faults.report("exceptions_full")
+                return
+            self.exceptions.append(exception)
+            index = len(self.exceptions) - 1
+        self.ring.append(events.EXCEPTION, monotonic_ns(), 0, index, 0, 0, 0)
