@@ -123,6 +123,29 @@ EVENTS = _schema(
 )
 """From timeline spans (GC pauses, exceptions), so only for kept steps where a Collector samples."""
 
+SPANS = _schema(
+    ("run", pa.string(), True),
+    ("attempt", pa.int32(), True),
+    ("trace_id", pa.string(), False),
+    ("span_id", pa.string(), False),
+    ("parent_id", pa.string(), True),
+    ("name", pa.string(), False),
+    ("scope", pa.string(), False),
+    ("service", pa.string(), False),
+    ("rank", pa.int32(), True),
+    ("ordinal", pa.int64(), True),
+    ("start_ns", pa.int64(), False),
+    ("end_ns", pa.int64(), False),
+    ("status", pa.string(), False),
+    ("status_message", pa.string(), True),
+    ("attributes", pa.string(), False),
+    ("span_events", pa.string(), True),
+    ("links", pa.string(), True),
+)
+"""Every span of every scope, to draw timelines from. Ids are lower-case hex; ``status`` is unset,
+ok or error; ``attributes`` is a JSON object, ``span_events`` and ``links`` are JSON arrays. The
+packed values of a digest that could be read are left out: steps and collectives hold them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTables:
@@ -133,6 +156,8 @@ class RunTables:
     collectives: pa.Table
     groups: pa.Table
     events: pa.Table
+    damaged_digests: int = 0
+    """Digests that were received but could not be read, so have no row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

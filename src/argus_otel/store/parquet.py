@@ -1,0 +1,125 @@
+"""Reads runs from a folder that ``ParquetWriter`` writes, also while it does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from argus_otel._runtime.errors import StoreError
+from argus_otel.store import naming
+from argus_otel.store.compaction import sorted_rows, unique_spans
+from argus_otel.store.dataset import read_consistently, read_files, read_manifest
+from argus_otel.store.events import KINDS, StepPlaces, events_table
+from argus_otel.store.origins import origins_of
+from argus_otel.store.tables import ranks_table
+from argus_otel.store.writer import OTHER
+from argus_otel.tables.schemas import RunTables
+from argus_otel.wire import scopes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from argus_otel.store.dataset import Manifest
+    from argus_otel.tables.schemas import RunSummary
+
+
+class ParquetStore:
+    """The embedded store. Satisfies ``protocol.Store``."""
+
+    def __init__(self, folder: Path) -> None:
+        """Name the folder; it is looked at when something is read.
+
+        Raises:
+            StoreError: There is no such folder.
+        """
+        if not folder.is_dir():
+            raise StoreError(
+                f"the store folder {folder}",
+                got="not there",
+                expected="a folder that `argus serve` or `argus run --local` has written",
+                fix="Give the right one with --store, or start with `argus serve`.",
+            )
+        self._folder = folder
+
+    def runs(self, since_ns: int | None = None) -> list[RunSummary]:
+        """See ``Store.runs``."""
+        return naming.newest_first(
+            [run for run in self._folders() if since_ns is None or run.last_ns >= since_ns]
+        )
+
+    def resolve(self, name: str, since_ns: int | None = None) -> RunSummary:
+        """See ``Store.resolve``."""
+        return naming.resolve(name, self.runs(since_ns), store=str(self._folder))
+
+    def read(self, run: RunSummary, steps: tuple[int, int] | None = None) -> RunTables:
+        """See ``Store.read``."""
+        folder = self._folder_of(run)
+        return read_consistently(folder, lambda manifest: _read(folder, manifest, run, steps))
+
+    def spans(self, run: RunSummary, steps: tuple[int, int] | None = None) -> pa.Table:
+        """See ``Store.spans``."""
+        folder = self._folder_of(run)
+        step_rows, own = read_consistently(
+            folder,
+            lambda manifest: (
+                read_files(folder, manifest, "steps", columns=StepPlaces.COLUMNS),
+                read_files(folder, manifest, "spans"),
+            ),
+        )
+        places = StepPlaces(sorted_rows("steps", step_rows), run)
+        traces = pc.field("trace_id").isin(pa.array(list(places.traces), pa.string()))
+        strangers = self._folder / OTHER
+        others = read_consistently(
+            strangers, lambda manifest: read_files(strangers, manifest, "spans", filters=traces)
+        )
+        rows = places.with_ordinals(unique_spans(pa.concat_tables([own, others])))
+        window = _window(steps)
+        return sorted_rows("spans", rows if window is None else rows.filter(window))
+
+    def _folders(self) -> dict[RunSummary, Path]:
+        found = {}
+        for path in self._folder.iterdir():
+            manifest = read_manifest(path)
+            if manifest is not None and manifest.summary is not None:
+                found[manifest.summary] = path
+        return found
+
+    def _folder_of(self, run: RunSummary) -> Path:
+        for summary, path in self._folders().items():
+            if summary.run == run.run:
+                return path
+        raise StoreError(
+            f"the run {run.run} in {self._folder}",
+            got="gone",
+            expected="the folder that was there when runs were listed",
+            fix="List the runs again with `argus runs`.",
+        )
+
+
+def _read(
+    folder: Path, manifest: Manifest, run: RunSummary, steps: tuple[int, int] | None
+) -> RunTables:
+    window = _window(steps)
+    step_rows = sorted_rows("steps", read_files(folder, manifest, "steps", filters=window))
+    collectives = read_files(folder, manifest, "collectives", filters=window)
+    is_event = (pc.field("scope") == scopes.TIMELINE) & pc.field("name").isin(KINDS)
+    event_spans = unique_spans(read_files(folder, manifest, "spans", filters=is_event))
+    events = events_table(event_spans, step_rows, run)
+    origins = origins_of(read_files(folder, manifest, "ranks"), run.service)
+    return RunTables(
+        ranks=ranks_table(origins.values()),
+        steps=step_rows,
+        collectives=sorted_rows("collectives", collectives),
+        groups=read_files(folder, manifest, "groups").sort_by("group"),
+        events=events if window is None else events.filter(window),
+        damaged_digests=manifest.damaged_digests,
+    )
+
+
+def _window(steps: tuple[int, int] | None) -> Any:  # noqa: ANN401 - pyarrow has no stubs
+    if steps is None:
+        return None
+    first, after = steps
+    return (pc.field("ordinal") >= first) & (pc.field("ordinal") < after)
