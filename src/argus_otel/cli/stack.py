@@ -26,6 +26,11 @@ _NOT_RUNNING = 1
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
+def register(parent: typer.Typer) -> None:
+    """Put ``stack`` among the commands of ``argus``."""
+    parent.add_typer(app, name="stack")
+
+
 @app.command()
 def up(
     config: Annotated[
