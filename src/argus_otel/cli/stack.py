@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -22,6 +23,8 @@ app = typer.Typer(
 )
 
 _NOT_RUNNING = 1
+# Where nobody watches (CI), a cold build prints about twenty lines, not two thousand.
+_LOG_EVERY_S = 15.0
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -88,10 +91,12 @@ def build() -> None:
 
 
 class _progress:  # noqa: N801  (used as a function)
-    """Shows the last line of what goes on, on standard error; only there where a person looks."""
+    """Shows what goes on, on standard error: one line that changes, or in a log a line now and then."""
 
     def __init__(self) -> None:
-        self._status = Console(stderr=True).status("")
+        self._console = Console(stderr=True)
+        self._status = self._console.status("")
+        self._next_line_s = 0.0
 
     def __enter__(self) -> Self:
         self._status.start()
@@ -101,7 +106,12 @@ class _progress:  # noqa: N801  (used as a function)
         self._status.stop()
 
     def __call__(self, line: str) -> None:
-        self._status.update(escape(line[:100]))
+        text = escape(line[:160])
+        if self._console.is_terminal:
+            self._status.update(text)
+        elif time.monotonic() >= self._next_line_s:
+            self._console.print(text, highlight=False)
+            self._next_line_s = time.monotonic() + _LOG_EVERY_S
 
 
 def _binaries(

@@ -49,8 +49,20 @@ class Part:
     process: ProcessIdentity | None = None
 
     def start(self) -> None:
-        """Start it; ``wait_until_healthy`` says when it can be used."""
-        self.process = processes.spawn(self.argv, self.env, self.log)
+        """Start it; ``wait_until_healthy`` says when it can be used.
+
+        Raises:
+            StartFailedError: The executable cannot be run.
+        """
+        try:
+            self.process = processes.spawn(self.argv, self.env, self.log)
+        except OSError as error:
+            raise StartFailedError(
+                f"the executable of {self.name}",
+                got=f"{self.argv[0]} ({error.strerror})",
+                expected="a program for this machine",
+                fix="Correct the path, or leave it out to have one built.",
+            ) from error
 
     def is_alive(self) -> bool:
         """Say whether the process runs."""
