@@ -357,11 +357,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.receiver._handle(self)
 
     def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
+        self.send_response_only(status)
+        usual = {
+            "date": self.date_time_string(),
+            "content-type": "application/x-protobuf",
+            "content-length": str(len(body)),
+        }
+        for name, value in (usual | {key.lower(): said for key, said in headers.items()}).items():
             self.send_header(name, value)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
