@@ -111,7 +111,7 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     @override
     def handle_error(self, request: object, client_address: object) -> None:
         """Note a connection that broke; senders come and go."""
-        _log.debug("connection from %s ended", client_address, exc_info=True)
+        _log.debug("connection %s from %s broke", request, client_address, exc_info=True)
 
     @staticmethod
     def _end(connection: socket.socket) -> None:

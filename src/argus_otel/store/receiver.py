@@ -87,7 +87,6 @@ class Receiver:
                 fix="Choose another with --port (0 takes any free one) or --host.",
             ) from error
         self._commit = GroupCommit(sink, gather_s=gather_s, max_pending_bytes=max_pending_bytes)
-        self._started = False
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="argus-store-receiver", daemon=True
         )

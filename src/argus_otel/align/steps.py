@@ -1,0 +1,184 @@
+"""One step count: do ranks mean the same step by the same ordinal?
+
+Each digest says how many collectives its rank had issued on each group when the step began. All
+members of a group issue the same collectives, so at one ordinal these counts are equal, or the
+ranks do not count the same steps (an optimizer called once more, a framework's warm-up step).
+
+Shape legend: S = rows of steps, B = (step, group) pairs, K = (group, ordinal) places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from argus_otel.tables.schemas import RunTables
+
+_MIN_CONFIRMED: Final = 2
+"""Steps that a shift must explain: one equal count may be chance."""
+
+
+def with_one_step_count(tables: RunTables) -> RunTables:
+    """Fill ``aligned``, after shifting ranks whose count is off by a constant.
+
+    ``aligned`` is true where every group's count agrees with the group's other members, false
+    where one does not, and null where nothing could be compared (one rank, no collectives).
+    Steps that a rank lacks change nothing for the others: each is compared with those present.
+    """
+    if tables.steps.num_rows == 0:
+        return tables
+    rank_S = tables.steps["rank"].to_numpy()
+    ordinal_S = tables.steps["ordinal"].to_numpy()
+    counts = _boundary_counts(tables.steps, ordinal_S, rank_S)
+    aligned_S, known_S = _compare(counts, ordinal_S, rank_S)
+    shifts = _find_shifts(counts, rank_S[~aligned_S & known_S])
+    if shifts:
+        tables = _shift(tables, shifts)
+        rank_S = tables.steps["rank"].to_numpy()
+        ordinal_S = tables.steps["ordinal"].to_numpy()
+        counts = _boundary_counts(tables.steps, ordinal_S, rank_S)
+        aligned_S, known_S = _compare(counts, ordinal_S, rank_S)
+    place = tables.steps.schema.get_field_index("aligned")
+    column = pa.array(aligned_S, mask=~known_S)
+    steps = tables.steps.set_column(place, tables.steps.schema.field(place), column)
+    return replace(tables, steps=steps)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Counts:
+    """Counts at step boundaries, shape [B], and at each (group, ordinal) what most say, [K]."""
+
+    step: NDArray[np.int64]
+    group: NDArray[np.int64]
+    ordinal: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    count: NDArray[np.int64]
+    place_group: NDArray[np.int64]
+    place_ordinal: NDArray[np.int64]
+    place_count: NDArray[np.int64]
+    place_ranks: NDArray[np.int64]
+    """How many ranks gave a count."""
+
+    def references(
+        self, group: NDArray[np.int64], ordinal: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The group's count at an ordinal, and whether at least two ranks gave one."""
+        low = int(min(self.place_ordinal.min(), ordinal.min()))
+        width = int(max(self.place_ordinal.max(), ordinal.max())) - low + 1
+        keys = self.place_group * width + self.place_ordinal - low  # sorted, as K is
+        wanted = group * width + ordinal - low
+        place = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
+        known = (keys[place] == wanted) & (self.place_ranks[place] > 1)
+        return self.place_count[place], known
+
+
+def _boundary_counts(
+    steps: pa.Table, ordinal_S: NDArray[np.int64], rank_S: NDArray[np.int64]
+) -> _Counts:
+    lists = steps["boundary_counts"].combine_chunks()
+    step_B = pc.list_parent_indices(lists).to_numpy()
+    pairs = lists.flatten()
+    _, group_B = np.unique(pairs.field("group").to_numpy(), return_inverse=True)
+    count_B = pairs.field("count").to_numpy()
+    ordinal_B, rank_B = ordinal_S[step_B], rank_S[step_B]
+    order = np.lexsort((rank_B, count_B, ordinal_B, group_B))
+    group, ordinal, count = group_B[order], ordinal_B[order], count_B[order]
+    same_place = (group[1:] == group[:-1]) & (ordinal[1:] == ordinal[:-1])
+    begins = np.flatnonzero(np.r_[True, ~(same_place & (count[1:] == count[:-1]))][: order.size])
+    votes = np.diff(np.r_[begins, order.size])
+    # Most votes win; in a draw the lowest rank's count does. Which one it is does not matter, for
+    # a shift renames steps: it must only be the same one at all ordinals.
+    lowest = rank_B[order][begins]
+    best = np.lexsort((lowest, -votes, ordinal[begins], group[begins]))
+    at = begins[best]
+    first = np.r_[True, (group[at][1:] != group[at][:-1]) | (ordinal[at][1:] != ordinal[at][:-1])]
+    first = np.flatnonzero(first[: at.size])
+    return _Counts(
+        step=step_B,
+        group=group_B,
+        ordinal=ordinal_B,
+        rank=rank_B,
+        count=count_B,
+        place_group=group[at][first],
+        place_ordinal=ordinal[at][first],
+        place_count=count[at][first],
+        place_ranks=np.add.reduceat(votes[best], first) if first.size else np.empty(0, np.int64),
+    )
+
+
+def _compare(
+    counts: _Counts, ordinal_S: NDArray[np.int64], rank_S: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Whether each step agrees with its peers' (S), and whether that can be said (S)."""
+    agrees_S = np.ones(ordinal_S.size, bool)
+    known_S = np.zeros(ordinal_S.size, bool)
+    if counts.count.size == 0:
+        return agrees_S, known_S
+    reference_B, compared_B = counts.references(counts.group, counts.ordinal)
+    differs_B = compared_B & (reference_B != counts.count)
+    agrees_S[counts.step[differs_B]] = False
+    # A group that was used once, at the start, agrees at any ordinal and proves nothing: a rank's
+    # agreement counts if some group's count moves over its steps.
+    moving = np.zeros(int(counts.group.max()) + 1, bool)
+    changed = np.diff(counts.place_count) != 0
+    moving[counts.place_group[1:][changed & (np.diff(counts.place_group) == 0)]] = True
+    proving = np.unique(counts.rank[compared_B & moving[counts.group]])
+    compared_S = np.zeros(ordinal_S.size, bool)
+    compared_S[counts.step[compared_B]] = True
+    known_S[:] = compared_S & (np.isin(rank_S, proving) | ~agrees_S)
+    return agrees_S, known_S
+
+
+def _find_shifts(counts: _Counts, suspects: NDArray[np.int64]) -> dict[int, int]:
+    """By rank: what to add to its ordinals so that every count that can be compared agrees."""
+    shifts = {}
+    for rank in np.unique(suspects).tolist():
+        mine = np.flatnonzero(counts.rank == rank)
+        for shift in _candidates(counts, mine):
+            ordinal = counts.ordinal[mine] + shift
+            reference, known = counts.references(counts.group[mine], ordinal)
+            agrees = reference[known] == counts.count[mine][known]
+            steps = np.unique(ordinal[known]).size
+            if agrees.all() and steps >= _MIN_CONFIRMED:
+                shifts[rank] = shift
+                break
+    return shifts
+
+
+def _candidates(counts: _Counts, mine: NDArray[np.int64]) -> list[int]:
+    """Shifts that explain some of a rank's counts, the one that explains most first."""
+    votes: dict[int, int] = {}
+    for row in mine.tolist():
+        group = counts.group[row]
+        low, high = np.searchsorted(counts.place_group, [group, group + 1])
+        at = low + np.flatnonzero(counts.place_count[low:high] == counts.count[row])
+        for shift in (counts.place_ordinal[at] - counts.ordinal[row]).tolist():
+            votes[shift] = votes.get(shift, 0) + 1
+    votes.pop(0, None)
+    return sorted(votes, key=lambda shift: (-votes[shift], abs(shift)))[:8]
+
+
+def _shift(tables: RunTables, shifts: dict[int, int]) -> RunTables:
+    return replace(
+        tables,
+        steps=_shifted(tables.steps, shifts),
+        collectives=_shifted(tables.collectives, shifts),
+        events=_shifted(tables.events, shifts),
+    )
+
+
+def _shifted(rows: pa.Table, shifts: dict[int, int]) -> pa.Table:
+    ordinal = rows["ordinal"].to_numpy().copy()
+    rank = rows["rank"].to_numpy()
+    for shifted_rank, shift in shifts.items():
+        ordinal[rank == shifted_rank] += shift
+    place = rows.schema.get_field_index("ordinal")
+    rows = rows.set_column(place, rows.schema.field(place), pa.array(ordinal))
+    return rows.sort_by([("ordinal", "ascending"), ("rank", "ascending")])  # stable
