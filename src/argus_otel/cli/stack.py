@@ -136,3 +136,6 @@ def _show(status: StackStatus, *, as_json: bool) -> None:
         print(f"  {part.record.name:<18}{condition:<12}pid {part.record.pid:<8}{part.record.log}")
     for name, url in (status.record.urls if status.record else {}).items():
         print(f"  {name:<18}{url}")
+    if status.record and status.state == "running":
+        # The exporters' default is 4318, which may have been somebody else's.
+        print(f"\nexport OTEL_EXPORTER_OTLP_ENDPOINT={status.record.urls['otlp_http']}")

@@ -13,12 +13,14 @@ For people: ``argus stack up``, ``status``, ``down`` (``control``).
 from argus_otel.stack.build import Binaries, build_stack
 from argus_otel.stack.control import bring_up, read_status, take_down
 from argus_otel.stack.errors import BuildFailedError, GoMissingError, StackError, StartFailedError
-from argus_otel.stack.run import Stack, running_stack
+from argus_otel.stack.parts import Part, Stack
+from argus_otel.stack.run import running_stack
 
 __all__ = [
     "Binaries",
     "BuildFailedError",
     "GoMissingError",
+    "Part",
     "Stack",
     "StackError",
     "StartFailedError",

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from argus_otel.stack import processes
 from argus_otel.stack.build import Binaries, build_stack
 from argus_otel.stack.cache import cache_dir, exclusive
-from argus_otel.stack.run import responds, start_stack
+from argus_otel.stack.parts import responds
+from argus_otel.stack.run import start_stack
 from argus_otel.stack.state import PartRecord, StackRecord, read_record, write_record
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from argus_otel.stack.run import Stack
+    from argus_otel.stack.parts import Stack
 
 SCHEMA = "argus.stack/1"
 
