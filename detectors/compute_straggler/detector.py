@@ -1,0 +1,186 @@
+"""Ranks that take longer than their peers for their own part of a step.
+
+Own time is busy time (nobody made the rank wait) less input, garbage collection and waiting for a
+core. Where waiting for a core is not known, ranks that share cores look slow in turn, and CPU time
+has to agree.
+
+Shape legend: S = steps, R = ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from argus_otel.detect.api import (
+    Diagnosis,
+    Finding,
+    Params,
+    Window,
+    abstain,
+    compare,
+    lowest_mean,
+    make_finding,
+    median_over,
+    name_ranks,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from argus_otel.detect.api import Comparison
+
+
+def detect(window: Window, params: Params) -> Diagnosis:
+    """Name each rank whose own time is over its peers' and beyond chance, or say why not."""
+    # Who is slow must be slow by time, and by time per unit of work where that is known.
+    views = [compare(window, "own_work_s", excess) for excess in window.work_excess("own_work_s")]
+    own = min(views, key=lambda view: float(np.nan_to_num(view.ratio_R).max(initial=0)))
+    if not own.judged_R.any():
+        return abstain(window, params, "missing_data", "busy time of two peers in the same steps")
+    lasting_R = np.logical_and.reduce(
+        [view.lasting(params["info_ratio"], params) for view in views]
+    )
+    bursts_R = np.logical_and.reduce([view.intermittent(params) for view in views]) & ~lasting_R
+    if not (lasting_R | bursts_R).any():
+        return Diagnosis()
+    return _confirm(window, params, own, lasting_R, bursts_R)
+
+
+def _confirm(
+    window: Window,
+    params: Params,
+    own: Comparison,
+    lasting_R: NDArray[np.bool_],
+    bursts_R: NDArray[np.bool_],
+) -> Diagnosis:
+    """Hold the suspects against CPU time, which sharing cores does not change."""
+    on_cpu_R = ~window.has_gpu_R
+    cpu = compare(window, "cpu_work_s")
+    excess_R = np.where(bursts_R, _burst_ratio(own, params), own.ratio_R) - 1
+    cpu_excess_R = np.where(bursts_R, _burst_ratio(own, params, of=cpu), cpu.ratio_R) - 1
+    agrees_R = np.nan_to_num(cpu_excess_R) >= params["cpu_agreement"] * excess_R
+    # Waiting for a GPU burns no CPU or all of it, whatever the rank does: no evidence there.
+    cpu_known_R = ~np.isnan(cpu.ratio_R) & on_cpu_R
+    delay_share_R = median_over(window.column("run_delay_s") / window.column("busy_s"), axis=0)
+    delay_known_R = ~np.isnan(delay_share_R) | window.has_gpu_R
+    crowded = float(np.nanmax(np.append(delay_share_R[on_cpu_R], 0.0))) > params["contended_share"]
+
+    found_R = (own.ratio_R >= params["ratio"]) & lasting_R | bursts_R
+    minor_R = lasting_R & ~found_R & (agrees_R & cpu_known_R | window.has_gpu_R)
+    if crowded:
+        found_R &= agrees_R | ~on_cpu_R | (excess_R + 1 >= params["contended_ratio"])
+
+    guess_R = found_R & ~delay_known_R
+    findings_R = (found_R & delay_known_R) | (guess_R & agrees_R & cpu_known_R) | minor_R
+    open_R = guess_R & ~agrees_R & cpu_known_R
+    blind_R = guess_R & ~cpu_known_R
+    # A few stand out although CPU time says no: sleep, or a crowded host? If half of the
+    # ranks stand out it is the crowd, and CPU time has answered; beside a confirmed rank it is its
+    # neighbours.
+    few = np.count_nonzero(guess_R) * 2 < np.count_nonzero(own.judged_R) + 1
+    findings = tuple(
+        _finding(window, params, own, cpu, int(rank), bool(bursts_R[rank]), bool(agrees_R[rank]))
+        for rank in np.flatnonzero(findings_R)
+    )
+    if not findings and few and open_R.any():
+        return abstain(
+            window,
+            params,
+            "contradicting_evidence",
+            f"run-queue delay: {name_ranks(window, np.flatnonzero(open_R).tolist())} may sleep or "
+            "may share a core; busy time is high and CPU time is not",
+        )
+    if not findings and blind_R.any():
+        return abstain(
+            window,
+            params,
+            "missing_data",
+            f"CPU time or run-queue delay of {name_ranks(window, np.flatnonzero(blind_R).tolist())}",
+        )
+    return Diagnosis(findings=findings)
+
+
+def _burst_ratio(
+    own: Comparison, params: Params, of: Comparison | None = None
+) -> NDArray[np.float64]:
+    """Median ratio [R] over the steps in which a rank is far over."""
+    of = own if of is None else of
+    burst_SR = np.nan_to_num(own.step_ratio_SR) >= params["burst_ratio"]
+    ratio_R: NDArray[np.float64] = median_over(np.where(burst_SR, of.step_ratio_SR, np.nan), axis=0)
+    return ratio_R
+
+
+def _finding(
+    window: Window,
+    params: Params,
+    own: Comparison,
+    cpu: Comparison,
+    rank: int,
+    burst: bool,
+    agrees: bool,
+) -> Finding:
+    bar = params["burst_ratio"] if burst else min(params["ratio"], float(own.ratio_R[rank]))
+    over_S = np.nan_to_num(own.step_ratio_SR[:, rank]) >= bar
+    ratio = float(_burst_ratio(own, params)[rank]) if burst else float(own.ratio_R[rank])
+    cpu_ratio = float(_burst_ratio(own, params, of=cpu)[rank] if burst else cpu.ratio_R[rank])
+    own_s = window.column("own_work_s")[:, rank]
+    usual_s = float(median_over(own_s[over_S], axis=0))
+    share = float(over_S.mean()) if burst else 1.0
+    evidence: dict[str, Any] = {
+        "pattern": "intermittent" if burst else "lasting",
+        "own_work_s": round(usual_s, 6),
+        "reference_own_work_s": round(usual_s / ratio, 6),
+        "own_work_ratio": round(ratio, 3),
+        "healthy_ratio_up_to": round(max(float(own.bar_R[rank]), params["ratio"]), 3),
+        "peers": int(own.peers_R[rank]),
+        "peers_by": window.frame.peers.source,
+        "reference": "fastest quarter of the peers",
+        "steps_over": int(over_S.sum()),
+        "steps_in_window": int(over_S.size),
+    }
+    who = name_ranks(window, [rank])
+    often = f" in {int(over_S.sum())} of {over_S.size} steps" if burst else ""
+    peers = int(own.peers_R[rank])
+    than = f"its {peers} peers" if peers > 1 else "its only peer"
+    why, todo = "", None
+    if not np.isnan(cpu_ratio) and not window.has_gpu_R[rank]:
+        evidence["cpu_ratio"] = round(cpu_ratio, 3)
+        evidence["cpu_higher"] = agrees
+        if agrees:
+            why = (
+                f" Its CPU time is higher too ({cpu_ratio:.2f} times): more work, or a slower core."
+            )
+            todo = (
+                "Compare this rank's input and code path with a peer's (batch, rank-0-only work, "
+                "logging). If they are equal, move the rank to another core or host and see "
+                "whether the slowness stays behind."
+            )
+        else:
+            why = (
+                f" Its CPU time is not higher ({cpu_ratio:.2f} times): it waits on something that "
+                "is not CPU (sleep, I/O, a lock, a device sync)."
+            )
+            todo = (
+                "Look at what this rank waits for: `py-spy dump --pid` on its process, or the "
+                "longest phase of its trace; suspect file I/O, locks, sleeps, device syncs."
+            )
+    delay_s = float(lowest_mean(window.column("run_delay_s")[over_S, rank], axis=0))
+    if not np.isnan(delay_s):
+        evidence["run_delay_s"] = round(delay_s, 6)
+    return make_finding(
+        window,
+        params,
+        cause="compute_straggler",
+        ranks=[rank],
+        over_S=over_S,
+        lasting=not burst,
+        severity=params.severity(slowdown=ratio) or "info",
+        slowdown=ratio,
+        lost_s=usual_s * (1 - 1 / ratio) * share,
+        summary=f"{who} takes {ratio:.2f} times as long as {than} for its own part of the step"
+        f"{often}.{why}",
+        next_step=todo,
+        evidence=evidence,
+    )

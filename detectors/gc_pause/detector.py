@@ -1,0 +1,88 @@
+"""Garbage collection that ranks do not do at the same time, so that each one's pause is everybody's.
+
+Shape legend: S = steps, R = ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from argus_otel.detect.api import (
+    Diagnosis,
+    Params,
+    Window,
+    abstain,
+    make_finding,
+    name_ranks,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def detect(window: Window, params: Params) -> Diagnosis:
+    """Name the ranks whose pauses the job waits for, if they cost it enough."""
+    gc_SR = window.column("gc_s")
+    known_R = ~np.isnan(gc_SR).all(axis=0)
+    if not known_R.any():
+        return abstain(window, params, "missing_data", "time spent in the garbage collector")
+    pause_SR = np.nan_to_num(gc_SR)
+    step_s = window.usual_step_s
+    longest_S = pause_SR.max(axis=1)
+    lost_S = np.maximum(longest_S - _paused_together(pause_SR[:, known_R]), 0.0)
+    over_S = lost_S >= params["pause_share"] * step_s
+    lost_s = float(lost_S[over_S].sum()) / lost_S.size
+    cost = lost_s / step_s
+    if np.count_nonzero(over_S) < params["pauses"] or cost < params["cost"]:
+        return Diagnosis()
+
+    # Each step's loss is charged to the rank that paused longest in it.
+    charged_R = np.bincount(
+        pause_SR.argmax(axis=1)[over_S], weights=lost_S[over_S], minlength=pause_SR.shape[1]
+    )
+    by_share = np.argsort(-charged_R, kind="stable")
+    enough = np.cumsum(charged_R[by_share]) >= params["main_part"] * charged_R.sum()
+    named = by_share[: int(np.argmax(enough)) + 1]
+    everybody = named.size * 2 > np.count_nonzero(known_R) and named.size > 1
+    ranks = np.flatnonzero(known_R) if everybody else named
+    longest_s = float(lost_S[over_S].mean())
+    if everybody:
+        who = f"All {ranks.size} ranks pause"
+        how = "each at its own time, so that all wait for each"
+    else:
+        who = f"{name_ranks(window, sorted(ranks.tolist()))} pause{'s' if ranks.size == 1 else ''}"
+        how = "while the others wait"
+    return Diagnosis(
+        findings=(
+            make_finding(
+                window,
+                params,
+                cause="gc_pause",
+                ranks=[int(named[0]), *(int(r) for r in ranks if r != named[0])],
+                over_S=over_S,
+                lasting=False,
+                severity=params.severity(cost=cost) or "info",
+                slowdown=1 + longest_s / step_s,
+                lost_s=lost_s,
+                summary=f"{who} for garbage collection, {longest_s * 1e3:.0f} ms in "
+                f"{int(over_S.sum())} of {over_S.size} steps, {how}: {cost:.1%} of the time.",
+                evidence={
+                    "pattern": "intermittent",
+                    "gc_pause_s": round(longest_s, 6),
+                    "pauses": int(over_S.sum()),
+                    "cost_share": round(cost, 4),
+                    "steps_in_window": int(over_S.size),
+                },
+            ),
+        )
+    )
+
+
+def _paused_together(pause_SR: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What the middle rank pauses in each step [S]; the lesser of two, and 0 for a single rank."""
+    ranks = pause_SR.shape[1]
+    if ranks == 1:
+        return np.zeros(pause_SR.shape[0])
+    return np.sort(pause_SR, axis=1)[:, (ranks - 1) // 2]

@@ -1,0 +1,180 @@
+"""detector.yaml: what a detector is called, needs, and where each of its thresholds comes from."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import yaml
+
+from argus_otel._runtime.errors import ConfigError
+from argus_otel.detect.frame import COLUMNS
+from argus_otel.tables.findings import CAUSES, Diagnosis, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from argus_otel.detect.window import Window
+
+_KEYS: Final = {
+    "id",
+    "title",
+    "cause",
+    "needs",
+    "peers",
+    "window",
+    "params",
+    "severity",
+    "explains",
+    "runbook",
+}
+_REQUIRED: Final = _KEYS - {"peers", "explains"}
+_RUNBOOK: Final = {"means", "recognised_by", "false_alarms", "do"}
+_LEVELS: Final = ("info", "warning", "critical")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params:
+    """A detector's thresholds by name, as its detector.yaml gives them."""
+
+    detector: str
+    values: Mapping[str, float]
+    rules: tuple[tuple[Severity, str, float], ...]
+    """(level, number, at least), first match holds."""
+    do: str
+    """The runbook's first aid."""
+
+    def __getitem__(self, name: str) -> float:
+        """A threshold."""
+        return self.values[name]
+
+    def severity(self, **numbers: float) -> Severity | None:
+        """The level of a finding with these numbers; None below the lowest rule."""
+        for level, name, at_least in self.rules:
+            if numbers.get(name, 0.0) >= at_least:
+                return level
+        return None
+
+
+class Detect(Protocol):
+    """The one function of a detector: pure, the same answer for the same window."""
+
+    def __call__(self, window: Window, params: Params) -> Diagnosis:
+        """Say what the window shows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detector:
+    """A detector as loaded from its folder."""
+
+    id: str
+    title: str
+    cause: str
+    needs: tuple[str, ...]
+    """Columns of the steps table; without any value in one of them the detector abstains."""
+    needs_peers: bool
+    window_steps: int
+    least_steps: int
+    params: Params
+    explains: tuple[str, ...]
+    """Causes that a finding of this one may produce as symptoms on the same ranks."""
+    runbook: Mapping[str, str]
+    folder: Path
+    detect: Detect
+
+
+def load_detectors(*folders: Path) -> list[Detector]:
+    """Load each sub-folder that holds a detector.yaml, in order of name; a later id replaces.
+
+    Raises:
+        ConfigError: A file is damaged, or a key is missing or unknown.
+    """
+    found: dict[str, Detector] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(
+                f"the detectors folder {folder}",
+                got="not a folder",
+                expected="a folder with one sub-folder per detector",
+                fix="Check the path given with --detectors.",
+            )
+        places = [folder] if (folder / "detector.yaml").is_file() else sorted(folder.iterdir())
+        for place in places:
+            if (place / "detector.yaml").is_file():
+                detector = _load(place)
+                found[detector.id] = detector
+    return list(found.values())
+
+
+def _load(folder: Path) -> Detector:
+    path = folder / "detector.yaml"
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise _bad(path, f"damaged ({error})", "YAML") from error
+    if not isinstance(data, dict):
+        raise _bad(path, "not a mapping", f"the keys {sorted(_REQUIRED)}")
+    if unknown := sorted(set(data) - _KEYS):
+        raise _bad(path, f"using the unknown keys {unknown}", f"only {sorted(_KEYS)}")
+    if missing := sorted(_REQUIRED - set(data)):
+        raise _bad(path, f"without {missing}", f"the keys {sorted(_REQUIRED)}")
+    if data["cause"] not in CAUSES:
+        raise _bad(path, f"naming the cause {data['cause']!r}", f"one of {CAUSES}")
+    if strange := sorted(set(data["needs"]) - set(COLUMNS)):
+        raise _bad(path, f"asking for {strange}", f"columns among {COLUMNS}")
+    if lacking := sorted(_RUNBOOK - set(data["runbook"])):
+        raise _bad(path, f"without runbook entries {lacking}", f"{sorted(_RUNBOOK)}")
+    window = data["window"]
+    return Detector(
+        id=str(data["id"]),
+        title=str(data["title"]),
+        cause=str(data["cause"]),
+        needs=tuple(data["needs"]),
+        needs_peers=bool(data.get("peers", False)),
+        window_steps=int(window["steps"]),
+        least_steps=int(window.get("least_steps", window["steps"])),
+        params=Params(
+            detector=str(data["id"]),
+            values=dict(_thresholds(path, data["params"])),
+            rules=tuple(_rules(path, data["severity"])),
+            do=" ".join(str(data["runbook"]["do"]).split()),
+        ),
+        explains=tuple(data.get("explains", ())),
+        runbook={key: str(text) for key, text in data["runbook"].items()},
+        folder=folder,
+        detect=_function(folder, str(data["id"])),
+    )
+
+
+def _thresholds(path: Path, params: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, entry in params.items():
+        if not isinstance(entry, dict) or not {"value", "source"} <= set(entry):
+            raise _bad(path, f"giving {name} as {entry!r}", "a value and its source")
+        yield name, float(entry["value"])
+
+
+def _rules(path: Path, rules: list[dict[str, Any]]) -> Iterator[tuple[Severity, str, float]]:
+    for rule in rules:
+        if set(rule) != {"level", "when", "at_least"} or rule["level"] not in _LEVELS:
+            raise _bad(path, f"giving the severity rule {rule!r}", "level, when, at_least")
+        yield cast("Severity", rule["level"]), str(rule["when"]), float(rule["at_least"])
+
+
+def _function(folder: Path, name: str) -> Detect:
+    path = folder / "detector.py"
+    spec = importlib.util.spec_from_file_location(f"argus_detectors.{name}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise _bad(path, "absent", "a module with detect(window, params)")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        return cast("Detect", module.detect)
+    except Exception as error:
+        raise _bad(path, f"failing to load ({error!r})", "detect(window, params)") from error
+
+
+def _bad(path: Path, got: str, expected: str) -> ConfigError:
+    return ConfigError(str(path), got=got, expected=expected, fix="Correct that file.")

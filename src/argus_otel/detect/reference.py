@@ -1,0 +1,126 @@
+"""How much slower than its peers each rank is, and how much of that may be chance.
+
+The reference is the fastest quarter of the peers, so that half of them may be slow and two are
+enough. Its price is that somebody is always slower than the fastest: the bar therefore rises with
+the number of peers and with the measured scatter (``Comparison.bar_R``).
+
+Shape legend: S = steps of the window, R = ranks, G = groups of peers, n = ranks in a group.
+"""
+
+# ruff: noqa: N815 - fields carry shape suffixes
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from argus_otel.detect.statistics import (
+    MEDIAN_TO_MEAN_ERROR,
+    levels,
+    lowest_mean,
+    luck_of_fastest_quarter,
+    luck_of_slowest,
+    scatter,
+    spread_of_faster_half,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from argus_otel.detect.api import Params
+    from argus_otel.detect.frame import Excess
+    from argus_otel.detect.window import Window
+
+    Floats = NDArray[np.float64]
+    Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Each rank against its peers in one window. NaN and false where nothing can be said."""
+
+    ratio_R: Floats
+    """Median over the window of the rank's time to the reference's; about 1 for healthy ranks."""
+    bar_R: Floats
+    """Ratio that the unluckiest healthy rank stays under: expected extreme of n at the spread."""
+    step_ratio_SR: Floats
+    """Ratio to the fastest peers of the same step; biased upwards a little, by their luck."""
+    step_sigma_R: Floats
+    """Scatter of one step's log ratio."""
+    peers_R: NDArray[np.int64]
+    """Peers with data, the rank itself not counted."""
+
+    @property
+    def judged_R(self) -> Bools:  # noqa: N802 - shape suffix
+        """Ranks that could be compared at all."""
+        judged: Bools = ~np.isnan(self.ratio_R)
+        return judged
+
+    def lasting(self, at_least: float, params: Params) -> Bools:
+        """Ranks [R] whose median is over both bars and that are over in the latest steps too."""
+        recent = self.step_ratio_SR[-int(params["recent_steps"]) :] >= at_least
+        fresh = np.count_nonzero(recent, axis=0) >= params["recent_over"]
+        level = np.maximum(at_least, self.bar_R)
+        over: Bools = np.nan_to_num(self.ratio_R) >= np.where(fresh, level, np.inf)
+        return over
+
+    def intermittent(self, params: Params) -> Bools:
+        """Ranks [R] that are far over in several steps, more often than luck or their peers.
+
+        Heavy tails that all peers share (ragged batches) are ordinary; a rank stands out when its
+        count is beyond what the rate among all others makes likely.
+        """
+        bar_R = np.maximum(log(params["burst_ratio"]), 3.0 * self.step_sigma_R)
+        burst_SR = np.log(np.maximum(np.nan_to_num(self.step_ratio_SR), 1e-9)) > bar_R
+        count_R = np.count_nonzero(burst_SR, axis=0)
+        total, ranks = int(count_R.sum()), int(np.count_nonzero(self.judged_R))
+        steps = self.step_ratio_SR.shape[0]
+        # The rate among the others; half an event more, so that few ranks do not make it zero.
+        rate_R = (total - count_R + 0.5) / (max(ranks - 1, 1) * steps + 1)
+        expected_R = rate_R * steps
+        luck = luck_of_slowest(max(ranks, 2)) * np.sqrt(expected_R * (1 - np.minimum(rate_R, 1)))
+        stands_out: Bools = (count_R >= params["burst_steps"]) & (count_R >= expected_R + luck)
+        return self.judged_R & stands_out
+
+
+def compare(window: Window, name: str, excess: Excess | None = None) -> Comparison:
+    """Compare a column with the peers' over a window.
+
+    Args:
+        window: The steps.
+        name: Column; see ``Window.column``.
+        excess: Ratios to use instead of ``window.excess(name)``.
+    """
+    excess = window.excess(name) if excess is None else excess
+    steps, ranks = excess.log_SR.shape
+    ratio_R = np.full(ranks, np.nan)
+    bar_R = np.full(ranks, np.nan)
+    sigma_R = np.full(ranks, np.nan)
+    peers_R = np.zeros(ranks, dtype=np.int64)
+    for bucket in window.frame.peers.buckets:
+        n = bucket.shape[1]
+        part = np.moveaxis(excess.log_SR[:, bucket], 0, 1)  # [G, S, n]
+        known = np.count_nonzero(~np.isnan(part), axis=1)
+        level, rest = levels(part)
+        # Less than half of the window says too little about a rank.
+        level = np.where(known * 2 >= steps, level, np.nan)
+        with_data = np.count_nonzero(~np.isnan(level), axis=1)
+        level[with_data < 2] = np.nan  # itself and one other
+        above = level - lowest_mean(level, axis=1)[:, None]
+        ratio_R[bucket] = np.exp(above)
+        peers_R[bucket] = np.maximum(with_data - 1, 0)[:, None]
+        sigma = np.fmax(scatter(rest), excess.sigma_R[bucket[:, 0]])
+        sigma_R[bucket] = sigma[:, None]
+        noise = sigma * MEDIAN_TO_MEAN_ERROR / np.sqrt(np.maximum(np.max(known, axis=1), 1))
+        spread = np.fmax(noise, spread_of_faster_half(level))
+        luck = luck_of_slowest(n) + luck_of_fastest_quarter(n)
+        bar_R[bucket] = np.exp(luck * spread)[:, None]
+    return Comparison(
+        ratio_R=ratio_R,
+        bar_R=bar_R,
+        step_ratio_SR=np.exp(excess.log_SR),
+        step_sigma_R=sigma_R,
+        peers_R=peers_R,
+    )

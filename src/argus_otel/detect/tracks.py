@@ -1,0 +1,192 @@
+"""From what each window shows to faults: one fault is one finding, however many windows saw it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from argus_otel.detect.api import join_numbers
+from argus_otel.tables.findings import Onset, Suppressed, finding_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from argus_otel.detect.frame import Frame
+    from argus_otel.tables.findings import Finding
+
+_SAME_ONSET_STEPS: Final = 5
+"""Ranks that fell ill within these many steps of each other share a fault. The onset is exact to
+about that: the persistence rule itself looks at the latest 5 steps."""
+
+_SAME_SIZE: Final = 1.25
+"""And whose slowdown differs by less than this factor: a common cause acts alike."""
+
+_OPEN_WINDOWS: Final = 5
+"""A fault seen in one of these many latest windows is still open: an intermittent one may rest."""
+
+
+@dataclass(slots=True)
+class Track:
+    """Windows in which one culprit (or one set of them) shows one cause."""
+
+    cause: str
+    ranks: frozenset[int]
+    windows: list[int] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def same_place(self, finding: Finding) -> bool:
+        """Whether a window's finding speaks of this track's culprits: half of them in common."""
+        other = set(finding.ranks)
+        return len(self.ranks & other) * 2 >= len(self.ranks | other)
+
+
+def follow(seen: Sequence[tuple[int, Finding]]) -> list[Track]:
+    """Sort window findings into tracks.
+
+    Args:
+        seen: (window index, finding) of one detector in order of windows.
+    """
+    tracks: dict[tuple[str, frozenset[int]], Track] = {}
+    sets: list[Track] = []
+    for window, finding in seen:
+        key = (finding.cause, frozenset(finding.ranks))
+        track = tracks.get(key)
+        if track is None and len(finding.ranks) > 1:
+            # Sets of ranks vary a little from window to window.
+            near = (t for t in sets if t.cause == finding.cause and t.same_place(finding))
+            track = next(near, None)
+        if track is None:
+            track = Track(cause=finding.cause, ranks=key[1])
+            if len(finding.ranks) > 1:
+                sets.append(track)
+        tracks[key] = track
+        track.windows.append(window)
+        track.findings.append(finding)
+    return list({id(track): track for track in tracks.values()}.values())
+
+
+def settle(
+    tracks: Sequence[Track], frame: Frame, *, window_steps: int, last_window: int
+) -> list[Finding]:
+    """Turn one detector's tracks into findings, ranks with a common fault in one."""
+    singles = [
+        _of_track(track, frame, window_steps=window_steps, last_window=last_window)
+        for track in tracks
+    ]
+    joined: list[list[Finding]] = []
+    for finding in sorted(singles, key=lambda f: (f.first_step, -f.slowdown, f.ranks)):
+        for together in joined:
+            if _same_fault(together[0], finding):
+                together.append(finding)
+                break
+        else:
+            joined.append([finding])
+    return [_with_cost(_join(together), frame) for together in joined]
+
+
+def _of_track(track: Track, frame: Frame, *, window_steps: int, last_window: int) -> Finding:
+    by_size = sorted(track.findings, key=lambda f: (f.slowdown, f.first_step))
+    typical = by_size[len(by_size) // 2]
+    episodes: list[list[int]] = []
+    before = None
+    for window, finding in zip(track.windows, track.findings, strict=True):
+        if before is not None and window - before <= window_steps:
+            episodes[-1][1] = max(episodes[-1][1], finding.last_step)
+        else:
+            episodes.append([finding.first_step, finding.last_step])
+        before = window
+    first = track.findings[0]
+    look = {key: first.evidence.get(key) for key in ("look_at_step", "look_at_rank", "trace_id")}
+    evidence: dict[str, Any] = {**typical.evidence, **look, "windows": len(track.windows)}
+    if len(episodes) > 1:
+        evidence["episodes"] = episodes
+    ranks = Counter(f.ranks for f in track.findings).most_common(1)[0][0]
+    usual = next(f for f in track.findings if f.ranks == ranks)
+    run_start = int(frame.ordinals_S[0])
+    return replace(
+        typical,
+        ranks=ranks,
+        hosts=usual.hosts,
+        first_step=episodes[0][0],
+        last_step=episodes[-1][1],
+        onset=Onset(step=first.onset.step, exact=first.onset.step > run_start),
+        state="open" if track.windows[-1] > last_window - _OPEN_WINDOWS else "ended",
+        evidence=evidence,
+    )
+
+
+def _same_fault(a: Finding, b: Finding) -> bool:
+    size = max(a.slowdown, b.slowdown) / min(a.slowdown, b.slowdown)
+    return (
+        a.cause == b.cause
+        and abs(a.first_step - b.first_step) <= _SAME_ONSET_STEPS
+        and abs(a.last_step - b.last_step) <= 2 * _SAME_ONSET_STEPS
+        and a.evidence.get("pattern") == b.evidence.get("pattern")
+        and size <= _SAME_SIZE
+    )
+
+
+def _join(together: Sequence[Finding]) -> Finding:
+    """One finding for several culprits; the worst one's words, and each one's slowdown."""
+    worst = max(together, key=lambda f: f.slowdown)
+    if len(together) == 1:
+        return worst
+    ranks = tuple(sorted({rank for finding in together for rank in finding.ranks}))
+    hosts = tuple(sorted({host for finding in together for host in finding.hosts}))
+    where = f" on {hosts[0]}" if len(hosts) == 1 else ""
+    slowdowns = {str(r): finding.slowdown for finding in together for r in finding.ranks}
+    return replace(
+        worst,
+        ranks=ranks,
+        hosts=hosts,
+        first_step=min(finding.first_step for finding in together),
+        last_step=max(finding.last_step for finding in together),
+        summary=f"Ranks {join_numbers(ranks)}{where} are slow together. The worst: {worst.summary}",
+        evidence={**worst.evidence, "slowdown_by_rank": slowdowns},
+        state="open" if any(finding.state == "open" for finding in together) else "ended",
+    )
+
+
+def _with_cost(finding: Finding, frame: Frame) -> Finding:
+    spans = finding.evidence.get("episodes", [[finding.first_step, finding.last_step]])
+    steps = sum(
+        int(((frame.ordinals_S >= first) & (frame.ordinals_S <= last)).sum())
+        for first, last in spans
+    )
+    rank_hours = finding.evidence["lost_s_per_step"] * steps * frame.world_size / 3600
+    return replace(
+        finding,
+        cost_gpu_hours=float(f"{rank_hours:.4g}"),
+        id=finding_id(frame.run, finding.cause, finding.ranks, finding.groups),
+        evidence={
+            **finding.evidence,
+            "steps_affected": steps,
+            "cost_unit": "GPU-hours" if frame.has_gpu_R.any() else "rank-hours",
+        },
+    )
+
+
+def suppress(findings: Sequence[Finding], explains: Mapping[str, Sequence[str]]) -> list[Finding]:
+    """List symptoms under what explains them, heaviest cost first.
+
+    Args:
+        findings: Of all detectors.
+        explains: Detector → causes that it can produce as symptoms on the same ranks and steps.
+    """
+    heaviest_first = sorted(findings, key=lambda f: (-(f.cost_gpu_hours or 0.0), f.cause, f.ranks))
+    kept: list[Finding] = []
+    for finding in heaviest_first:
+        for index, cause in enumerate(kept):
+            if finding.cause in explains.get(cause.detector, ()) and _overlap(cause, finding):
+                symptom = Suppressed(cause=finding.cause, ranks=finding.ranks)
+                kept[index] = replace(cause, suppressed=(*cause.suppressed, symptom))
+                break
+        else:
+            kept.append(finding)
+    return kept
+
+
+def _overlap(a: Finding, b: Finding) -> bool:
+    in_time = a.first_step <= b.last_step and b.first_step <= a.last_step
+    return in_time and set(b.ranks) <= set(a.ranks)
