@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Of levels 1 to 6 on our bodies, 6 saved 2 to 7 % of the bytes for 1.2 to 3 times the CPU
-# (bench/encode.py --gzip).
+# (bench/encode.py measures it).
 _LEVEL: Final = 1
 
 # How zlib is told the container's form: 31 is gzip, 15 is zlib, which HTTP calls deflate.

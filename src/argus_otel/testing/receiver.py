@@ -104,7 +104,7 @@ class InMemoryReceiver:
         if self._server is not None:
             return
         self._released.clear()
-        self._server = _Server(("127.0.0.1", self._port), self, self._tls)
+        self._server = _Server(("127.0.0.1", self._port), self._handle, self._tls)
         self._port = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.02,), name="otlp-receiver", daemon=True
@@ -316,9 +316,12 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(
-        self, address: tuple[str, int], receiver: InMemoryReceiver, tls: ssl.SSLContext | None
+        self,
+        address: tuple[str, int],
+        handle: Callable[[_Handler], None],
+        tls: ssl.SSLContext | None,
     ) -> None:
-        self.receiver = receiver
+        self.handle = handle
         self._tls = tls
         self._connections: set[socket.socket] = set()
         super().__init__(address, _Handler)
@@ -354,7 +357,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_POST(self) -> None:
-        self.server.receiver._handle(self)
+        self.server.handle(self)
 
     def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.send_response_only(status)
