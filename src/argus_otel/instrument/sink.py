@@ -50,7 +50,7 @@ class Sink(Protocol):
     def set_identity(self, identity: Identity) -> None:
         """Begin a new identity."""
 
-    def add_group(self, description: str, ranks: Sequence[int]) -> int:
+    def add_group(self, description: str, ranks: Sequence[int], *, blocks_host: bool) -> int:
         """Register a process group; its index."""
 
     def phase_index(self, name: str) -> int:

@@ -66,7 +66,7 @@ class Recorder:
         self.plan.set_identity(identity)
         self.ring.append(events.IDENTITY, monotonic_ns(), 0, len(self.identities) - 1, 0, 0, 0)
 
-    def add_group(self, description: str, ranks: Sequence[int]) -> int:
+    def add_group(self, description: str, ranks: Sequence[int], *, blocks_host: bool) -> int:
         """Register a process group.
 
         Returns:
@@ -82,6 +82,7 @@ class Recorder:
                     description=description,
                     ranks=tuple(ranks),
                     era=era,
+                    blocks_host=blocks_host,
                 )
             )
             return len(self.groups) - 1

@@ -14,8 +14,7 @@ BACKWARD     begin, end         CPU ns at begin    run delay ns at begin; flags
 OPTIMIZER    begin, end         -                  -; flags
 PHASE        begin, end         index of name      -; flags
 GC           begin, end         generation         objects collected
-STEP_END     end, 0             ordinal            iteration or NONE; CPU ns; run delay ns
-STEP_INFO    0, 0               rule               flags
+STEP_END     end, rule | flags  ordinal            iteration or NONE; CPU ns; run delay ns
 EXCEPTION    time, 0            index in a table
 IDENTITY     time, 0            index of identity
 WORK         time, 0            kind of work       amount
@@ -41,10 +40,9 @@ OPTIMIZER: Final = 7
 PHASE: Final = 8
 GC: Final = 9
 STEP_END: Final = 10
-STEP_INFO: Final = 11
-EXCEPTION: Final = 12
-IDENTITY: Final = 13
-WORK: Final = 14
+EXCEPTION: Final = 11
+IDENTITY: Final = 12
+WORK: Final = 13
 
 NONE: Final = -(1 << 62)
 """Not known, where 0 could be a value."""
@@ -55,8 +53,12 @@ NO_GRAD: Final = 2
 """Flag: a forward pass without gradients."""
 DDP_WAITS: Final = 4
 """Flag: a backward at whose end DDP's reducer waits for the last bucket in C++."""
-ENDS_CAPTURED: Final = 8
-"""Flag of STEP_INFO: ends of asynchronous collectives were asked for in this step."""
+ENDS_CAPTURED: Final = 1 << 8
+"""Flag of STEP_END: ends of asynchronous collectives were asked for in this step."""
+DEVICE: Final = 2 << 8
+"""Flag of STEP_END: an accelerator was in use, so host times say nothing of who waits."""
+RULE_MASK: Final = 0xFF
+"""The rule, an index into ``RULES``, in ``t1`` of STEP_END; flags above it."""
 
 RULES: Final = ("optimizer", "backward", "scaler", "set_step", "integration", "exit")
 WORK_KINDS: Final = ("tokens", "samples", "sum_len2")

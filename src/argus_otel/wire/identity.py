@@ -34,6 +34,8 @@ class Group:
     """Global ranks, in group order."""
     era: int
     """Index of the identity under which the group was made."""
+    blocks_host: bool
+    """Waiting for this group blocks the host (gloo), so host times tell who waits."""
 
     @property
     def info(self) -> str:

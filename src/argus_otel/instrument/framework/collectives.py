@@ -74,7 +74,8 @@ class Collectives:
             if name in self._attached:
                 continue
             self._attached.add(name)
-            self._attach(group, [rank for rank, _ in ranks])
+            backend = str(c10d._world.pg_map[group][0]).lower()  # noqa: SLF001
+            self._attach(group, [rank for rank, _ in ranks], blocks_host="nccl" not in backend)
 
     def forget_all(self) -> None:
         """The world was destroyed; its groups take their hooks with them."""
@@ -88,13 +89,14 @@ class Collectives:
             group.unregister_post_hook(HOOK_ID)
         self.forget_all()
 
-    def _attach(self, group: Any, ranks: list[int]) -> None:  # noqa: ANN401
+    def _attach(self, group: Any, ranks: list[int], *, blocks_host: bool) -> None:  # noqa: ANN401
         if not hasattr(group, "register_pre_hook"):
             self._sink.faults.report("torch_without_collective_hooks")
             return
         if not self._op_codes:
             self._op_codes = _op_codes()
-        index = self._sink.add_group(group.group_desc or "undefined", ranks)
+        description = group.group_desc or "undefined"
+        index = self._sink.add_group(description, ranks, blocks_host=blocks_host)
         before, after = self._make_hooks(index, ranks)
         group.register_pre_hook(HOOK_ID, before)
         group.register_post_hook(HOOK_ID, after)
@@ -179,14 +181,12 @@ def _op_codes() -> list[int]:
     return codes
 
 
-def instrument_waits(patches: Patches, sink: Sink) -> None:
+def instrument_waits(dist: Any, patches: Patches, sink: Sink) -> None:  # noqa: ANN401
     """Time ``Work.wait``: where a thread is made to wait for others, and a true end.
 
     ``torch.distributed``'s synchronous calls and FSDP2 come through here; DDP's reducer and
     functional collectives wait in C++ and do not.
     """
-    import torch.distributed as dist
-
     append = sink.append
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:

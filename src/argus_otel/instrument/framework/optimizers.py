@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from argus_otel.instrument.sink import Sink
 
 
-def instrument_optimizers(patches: Patches, sink: Sink, steps: StepTracker) -> None:
+def instrument_optimizers(
+    module: Any,  # noqa: ANN401 - torch.optim.optimizer
+    patches: Patches,
+    sink: Sink,
+    steps: StepTracker,
+) -> None:
     """Hook every optimizer, by torch's public global hooks."""
-    # An attribute of torch.optim until torch deletes it after import: import it by its path.
-    from torch.optim import optimizer as torch_optimizer
-
     report = sink.faults.report
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401, ARG001
@@ -34,8 +36,8 @@ def instrument_optimizers(patches: Patches, sink: Sink, steps: StepTracker) -> N
                 report("optimizer_hook", error)
 
     handles = (
-        torch_optimizer.register_optimizer_step_pre_hook(before),
-        torch_optimizer.register_optimizer_step_post_hook(after),
+        module.register_optimizer_step_pre_hook(before),
+        module.register_optimizer_step_post_hook(after),
     )
     for handle in handles:
         patches.on_undo(handle.remove)
@@ -50,13 +52,16 @@ def instrument_optimizers(patches: Patches, sink: Sink, steps: StepTracker) -> N
 
         return __init__
 
-    patches.replace(torch_optimizer.Optimizer, "__init__", wrap_init)
+    patches.replace(module.Optimizer, "__init__", wrap_init)
 
 
-def instrument_grad_scaler(patches: Patches, sink: Sink, steps: StepTracker) -> None:
+def instrument_grad_scaler(
+    module: Any,  # noqa: ANN401 - torch.amp.grad_scaler
+    patches: Patches,
+    sink: Sink,
+    steps: StepTracker,
+) -> None:
     """See the iterations that a GradScaler skips: no optimizer hook fires in them."""
-    from torch.amp.grad_scaler import GradScaler
-
     report = sink.faults.report
 
     def wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,5 +87,5 @@ def instrument_grad_scaler(patches: Patches, sink: Sink, steps: StepTracker) -> 
 
         return update
 
-    patches.replace(GradScaler, "step", wrap_step)
-    patches.replace(GradScaler, "update", wrap_update)
+    patches.replace(module.GradScaler, "step", wrap_step)
+    patches.replace(module.GradScaler, "update", wrap_update)

@@ -138,9 +138,15 @@ class BackwardTimer:
         return backward
 
 
-def instrument_ddp(patches: Patches, sink: Sink, timer: BackwardTimer, hooks: ForwardHooks) -> None:
+def instrument_ddp(
+    module: Any,  # noqa: ANN401 - torch.nn.parallel.distributed
+    patches: Patches,
+    sink: Sink,
+    timer: BackwardTimer,
+    hooks: ForwardHooks,
+) -> None:
     """Forward phases of DistributedDataParallel, and its waits for buffer broadcasts."""
-    from torch.nn.parallel import DistributedDataParallel
+    ddp = module.DistributedDataParallel
 
     def wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807
@@ -163,15 +169,18 @@ def instrument_ddp(patches: Patches, sink: Sink, timer: BackwardTimer, hooks: Fo
         never_compile(_sync_buffers)
         return _sync_buffers
 
-    patches.replace(DistributedDataParallel, "__init__", wrap_init)
-    patches.replace(DistributedDataParallel, "forward", hooks.wrap)
-    patches.replace(DistributedDataParallel, "_sync_buffers", wrap_sync)
+    patches.replace(ddp, "__init__", wrap_init)
+    patches.replace(ddp, "forward", hooks.wrap)
+    patches.replace(ddp, "_sync_buffers", wrap_sync)
 
 
-def instrument_fsdp(patches: Patches, sink: Sink, hooks: ForwardHooks) -> None:
+def instrument_fsdp(
+    package: Any,  # noqa: ANN401 - torch.distributed.fsdp
+    patches: Patches,
+    sink: Sink,
+    hooks: ForwardHooks,
+) -> None:
     """Forward phases of FSDP2: hooks on each ``fully_shard`` module, the outermost counts."""
-    from torch.distributed import fsdp
-
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             result = original(module, *args, **kwargs)
@@ -187,7 +196,7 @@ def instrument_fsdp(patches: Patches, sink: Sink, hooks: ForwardHooks) -> None:
 
     # Replaced in the package only: its own modules reach the attributes that FSDP hangs on the
     # function (fully_shard.state) through their own name.
-    patches.replace(fsdp, "fully_shard", wrap)
+    patches.replace(package, "fully_shard", wrap)
 
 
 @contextlib.contextmanager

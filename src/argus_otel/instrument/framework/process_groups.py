@@ -26,7 +26,14 @@ NONCE_BYTES: Final = 8
 class World:
     """Follows ``init_process_group``, new groups and the end of the world."""
 
-    def __init__(self, sink: Sink, steps: StepTracker, collectives: Collectives) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        steps: StepTracker,
+        collectives: Collectives,
+        on_world: Callable[[], None],
+    ) -> None:
+        self._on_world = on_world
         self._sink = sink
         self._steps = steps
         self._collectives = collectives
@@ -36,7 +43,7 @@ class World:
         """Hook torch's module of process groups."""
         patches.replace(c10d, "init_process_group", lambda f: self._after(f, self._begin))
         for name in ("new_group", "split_group"):
-            patches.replace(c10d, name, lambda f: self._after(f, self._collectives.attach_all))
+            patches.replace(c10d, name, lambda f: self._after(f, self._attach))
         patches.replace(c10d, "destroy_process_group", self._wrap_destroy)
         patches.on_undo(self._collectives.detach_all)
 
@@ -45,14 +52,17 @@ class World:
     ) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             result = original(*args, **kwargs)
-            if self._sink.enabled:
-                try:
-                    follow()
-                except Exception as error:  # noqa: BLE001 - never into the user's training
-                    self._sink.faults.report("process_group_hook", error)
+            try:
+                follow()
+            except Exception as error:  # noqa: BLE001 - never into the user's training
+                self._sink.faults.report("process_group_hook", error)
             return result
 
         return call
+
+    def _attach(self) -> None:
+        if self._sink.enabled:
+            self._collectives.attach_all()
 
     def _wrap_destroy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def destroy_process_group(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -69,6 +79,9 @@ class World:
         return destroy_process_group
 
     def _begin(self) -> None:
+        self._on_world()  # may wake a process that was asleep
+        if not self._sink.enabled:
+            return
         import torch.distributed as dist
         from torch.distributed import distributed_c10d as c10d
 

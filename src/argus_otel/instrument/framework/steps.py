@@ -30,13 +30,20 @@ _RULE = {name: code for code, name in enumerate(events.RULES)}
 class StepTracker:
     """The state of the training loop, as the hooks report it."""
 
-    def __init__(self, sink: Sink, on_boundary: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        on_boundary: Callable[[int], None],
+        device_in_use: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Track steps.
 
         Args:
             sink: Where events go.
             on_boundary: Called with the ordinal of the step that begins, at each boundary.
+            device_in_use: Whether an accelerator runs this process's kernels.
         """
+        self._device_in_use = device_in_use
         self._sink = sink
         self._append = sink.append
         self._on_boundary = on_boundary
@@ -89,10 +96,12 @@ class StepTracker:
         cpu_ns, delay_ns = self._times.read()
         plan = self._sink.plan
         flags = events.ENDS_CAPTURED if plan.ends else 0
+        if self._device_in_use():
+            flags |= events.DEVICE
         self._append(
             events.STEP_END,
             now,
-            _RULE[rule] | flags << 8,
+            _RULE[rule] | flags,
             self.ordinal,
             self._iteration,
             cpu_ns,

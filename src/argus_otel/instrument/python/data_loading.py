@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from argus_otel.instrument.sink import Sink
 
 
-def instrument_data_loading(patches: Patches, sink: Sink, steps: StepTracker) -> None:
+def instrument_data_loading(
+    module: Any,  # noqa: ANN401 - torch.utils.data.dataloader
+    patches: Patches,
+    sink: Sink,
+    steps: StepTracker,
+) -> None:
     """Time ``next()`` of every DataLoader iterator.
 
     Loaders that are not built on it (DALI, webdataset's own) show as time before the forward.
     """
-    from torch.utils.data import dataloader
-
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(self: Any) -> Any:  # noqa: ANN401, N807
             if not sink.enabled:
@@ -40,4 +43,4 @@ def instrument_data_loading(patches: Patches, sink: Sink, steps: StepTracker) ->
         never_compile(__next__)
         return __next__
 
-    patches.replace(dataloader._BaseDataLoaderIter, "__next__", wrap)  # noqa: SLF001
+    patches.replace(module._BaseDataLoaderIter, "__next__", wrap)  # noqa: SLF001

@@ -1,0 +1,99 @@
+"""SIGTERM: send what is left, then die of it, even where the main thread is stuck in C++.
+
+A Python signal handler does not run while the main thread is blocked in a collective, and a job
+that then does not die is worse than a lost second of telemetry. So where, and only where, nobody
+handles SIGTERM, a handler that does nothing is set together with the wake-up descriptor: the
+interpreter's C code writes the signal's number there at once, and a thread of ours reads it,
+flushes within a bound, restores the default and sends the signal again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+FLUSH_BOUND_S = 1.0
+
+
+def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
+    """Set so that the signal reaches the wake-up descriptor instead of killing at once."""
+
+
+class SigtermFlush:
+    """Flushes on SIGTERM where its disposition is the default; touches no other signal."""
+
+    def __init__(self, flush: Callable[[float], None]) -> None:
+        self._flush = flush
+        self._read_end = -1
+        self._write_end = -1
+        self.installed = False
+
+    def install(self) -> None:
+        """Put it in place, if this is the main thread and nobody else handles the signal."""
+        if self.installed or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        previous = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        if previous != -1:  # an event loop uses it: leave both alone
+            signal.set_wakeup_fd(previous)
+            self._close()
+            return
+        signal.signal(signal.SIGTERM, _leave_it_to_the_thread)
+        self.installed = True
+        threading.Thread(target=self._wait, name="argus-sigterm", daemon=True).start()
+
+    def _wait(self) -> None:
+        read_end = self._read_end
+        while True:
+            try:
+                numbers = os.read(read_end, 64)
+            except OSError:
+                return
+            if not numbers:
+                return
+            # The user may have set a handler of their own since: then it is theirs to act.
+            if signal.SIGTERM in numbers and (
+                signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread
+            ):
+                break
+        with contextlib.suppress(Exception):
+            self._flush(FLUSH_BOUND_S)
+        # signal.signal() works in the main thread only, and that one may be stuck for good.
+        _restore_default()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def undo_in_child(self) -> None:
+        """In a forked child: die of SIGTERM as if argus had never been there."""
+        if not self.installed:
+            return
+        if signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+        self.installed = False
+        self._close()
+
+    def _close(self) -> None:
+        for end in (self._read_end, self._write_end):
+            with contextlib.suppress(OSError):
+                os.close(end)
+        self._read_end = self._write_end = -1
+
+
+def _restore_default() -> None:
+    """Set SIGTERM's disposition from a thread that is not the main one."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(int(signal.SIGTERM), None)

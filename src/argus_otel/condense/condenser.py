@@ -1,0 +1,322 @@
+"""Holds what is not a whole step yet, and turns whole steps into spans.
+
+One call condenses every step that has ended since the last one: doing several at once is what
+keeps the cost of a step at some tens of microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from argus_otel.condense.detail import detail_rows
+from argus_otel.condense.digests import make_digests
+from argus_otel.condense.keep import KeepRule
+from argus_otel.condense.steps import Boundary, condense_steps
+from argus_otel.condense.timeline import Timeline, exception_span
+from argus_otel.semconv import names
+from argus_otel.wire import events, ids, scopes
+from argus_otel.wire.digest import encode_digests
+from argus_otel.wire.spans import Span, SpanRows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from argus_otel.condense.steps import CollectiveRows, PhaseRows, StepColumns
+    from argus_otel.wire.digest import StepDigest
+    from argus_otel.wire.identity import Group, Identity, UncaughtException
+
+_GROUP_INFO_EVERY: Final = 32
+"""Steps between repeats of the groups' members, for readers that start in the middle."""
+
+
+class Tables(Protocol):
+    """What events refer to by index."""
+
+    identities: list[Identity]
+    groups: list[Group]
+    phase_names: list[str]
+    exceptions: list[UncaughtException]
+
+
+@dataclass(slots=True, kw_only=True)
+class Costs:
+    """What a batch of digests carries about argus itself."""
+
+    self_cpu_s: float
+    drops: int
+    memory_bytes: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Condensed:
+    """Whole steps of one identity, ready to encode."""
+
+    identity: Identity
+    digests: list[StepDigest]
+    spans: list[Span] = field(default_factory=list)
+    """Digest spans, and timeline spans with attributes of their own."""
+    rows: list[SpanRows] = field(default_factory=list)
+    """Timeline and detail spans."""
+    wait_s: float = 0.0
+    """Summed over the steps, for the metric."""
+
+
+class Condenser:
+    """State across batches: the open step, and each group's last news."""
+
+    def __init__(
+        self, tables: Tables, *, baseline_ratio: float, detail_spans: int, capacity: int
+    ) -> None:
+        self._tables = tables
+        self._detail_spans = detail_spans
+        self._capacity = capacity
+        self._keep = KeepRule(baseline_ratio)
+        self._ratio = baseline_ratio
+        self._pending: NDArray[np.void] = np.empty(0, dtype=events.EVENT)
+        self._identity: Identity | None = None
+        self._before: Boundary | None = None
+        self._told_groups: set[int] = set()
+        self._truncated = False
+        self.steps_seen = 0
+        self.events_dropped = 0
+        """Events of a step that grew beyond all bounds."""
+
+    def take(
+        self, drained: NDArray[np.void], *, wall_offset_ns: int, lost: int, costs: Costs
+    ) -> list[Condensed]:
+        """Condense every step that ended in ``drained`` or before.
+
+        Args:
+            drained: Events since the last call, shape [E] of ``events.EVENT``.
+            wall_offset_ns: Unix time minus the events' clock.
+            lost: Events that the ring lost just before ``drained``.
+            costs: Argus's own, to be shared among these steps.
+        """
+        if lost:
+            # What came before the gap is half a step: its counts and sums would be wrong.
+            self._pending = self._pending[:0]
+            self._truncated = True
+        batch = np.concatenate((self._pending, drained)) if self._pending.size else drained
+        kind = batch["kind"]
+        condensed: list[Condensed] = []
+        begin = 0
+        # Cut at identities, then at the last whole step before each.
+        cuts = np.flatnonzero(kind == events.IDENTITY).tolist()
+        for cut in [*cuts, batch.size]:
+            part = batch[begin:cut]
+            ends = np.flatnonzero(part["kind"] == events.STEP_END)
+            if ends.size and self._identity is not None and self._before is not None:
+                whole = part[: ends[-1] + 1]
+                condensed.append(self._condense(whole, self._before, wall_offset_ns, costs))
+            if ends.size:
+                last = part[ends[-1]]
+                self._before = Boundary(
+                    end_ns=int(last["t0"]), cpu_ns=int(last["c"]), run_delay_ns=int(last["d"])
+                )
+                begin += int(ends[-1]) + 1
+            if cut < batch.size:
+                self._begin_identity(batch[cut])
+                begin = cut + 1
+        self._pending = batch[begin:].copy()
+        if self._pending.size > self._capacity:
+            # No step has ended for a whole ring: this loop has none, or not the kind we see.
+            self.events_dropped += self._pending.size - self._capacity // 2
+            self._pending = self._pending[-(self._capacity // 2) :].copy()
+            self._truncated = True
+        return condensed
+
+    def take_exceptions(self, wall_offset_ns: int) -> tuple[Identity, list[Span]] | None:
+        """Exceptions of the step that will never end; for the flush at exit."""
+        rows = self._pending[self._pending["kind"] == events.EXCEPTION]
+        if not rows.size or self._identity is None:
+            return None
+        spans = [
+            exception_span(
+                self._tables.exceptions[int(row["a"])],
+                self._identity,
+                self._next_ordinal,
+                int(row["t0"]) + wall_offset_ns,
+            )
+            for row in rows
+        ]
+        self._pending = self._pending[self._pending["kind"] != events.EXCEPTION]
+        return self._identity, spans
+
+    def _begin_identity(self, event: np.void) -> None:
+        self._identity = self._tables.identities[int(event["a"])]
+        self._before = Boundary(
+            end_ns=int(event["t0"]), cpu_ns=events.NONE, run_delay_ns=events.NONE
+        )
+        self._told_groups.clear()
+        self._keep = KeepRule(self._ratio)
+        self._next_ordinal = 0
+
+    _next_ordinal = 0
+
+    def _condense(
+        self, batch: NDArray[np.void], before: Boundary, wall_offset_ns: int, costs: Costs
+    ) -> Condensed:
+        identity = self._identity
+        assert identity is not None  # noqa: S101 - checked by the only caller
+        groups = list(self._tables.groups)
+        blocks = np.array([group.blocks_host for group in groups], dtype=bool)
+        columns, phases, collectives = condense_steps(batch, before, blocks)
+        self.steps_seen += columns.ordinal.size
+        self._next_ordinal = int(columns.ordinal[-1]) + 1
+        exceptions = _by_step(batch, events.EXCEPTION)
+        keeps = self._decide_keeps(columns, exceptions)
+        digests = make_digests(
+            columns,
+            phases,
+            collectives,
+            identity=identity,
+            groups=groups,
+            group_info=self._group_info(columns, collectives, groups),
+            phase_names=self._tables.phase_names,
+            work=_work_by_step(batch),
+            keeps=keeps,
+            costs=costs,
+            truncated_first=self._truncated,
+            wall_offset_ns=wall_offset_ns,
+        )
+        self._truncated = False
+        shard = ids.shard_of(identity.rank)
+        traces = [
+            ids.step_trace_id(identity.nonce, identity.attempt, ordinal, shard)
+            for ordinal in columns.ordinal.tolist()
+        ]
+        timeline = Timeline(
+            identity, groups, self._tables.phase_names, columns, traces, keeps, wall_offset_ns
+        )
+        spans = _digest_spans(digests, traces, identity)
+        rows = timeline.rows(phases, collectives, _pauses(batch, columns))
+        for step, indices in exceptions.items():
+            for index in indices:
+                spans.append(
+                    exception_span(
+                        self._tables.exceptions[index],
+                        identity,
+                        int(columns.ordinal[step]),
+                        int(columns.end_ns[step]) + wall_offset_ns,
+                    )
+                )
+        kept = [step for step, keep in enumerate(keeps) if keep]
+        if kept and self._detail_spans:
+            rows += detail_rows(
+                identity, groups, columns, collectives, kept, traces,
+                self._detail_spans, wall_offset_ns,
+            )  # fmt: skip
+        return Condensed(
+            identity=identity,
+            digests=digests,
+            spans=spans,
+            rows=rows,
+            wait_s=float(columns.wait_ns.sum()) * 1e-9,
+        )
+
+    def _decide_keeps(
+        self, columns: StepColumns, exceptions: dict[int, list[int]]
+    ) -> list[str | None]:
+        assert self._identity is not None  # noqa: S101
+        durations_s = ((columns.end_ns - columns.start_ns) * 1e-9).tolist()
+        longest_gc_s = (columns.longest_gc_ns * 1e-9).tolist()
+        return [
+            self._keep.decide(
+                self._identity,
+                ordinal,
+                durations_s[step],
+                longest_gc_s[step],
+                exception=step in exceptions,
+            )
+            for step, ordinal in enumerate(columns.ordinal.tolist())
+        ]
+
+    def _group_info(
+        self, columns: StepColumns, collectives: CollectiveRows, groups: Sequence[Group]
+    ) -> list[tuple[str, ...]]:
+        """For each step, what to tell of the groups that it uses."""
+        told: list[tuple[str, ...]] = []
+        bounds = np.searchsorted(collectives.step, np.arange(columns.ordinal.size + 1))
+        for step, ordinal in enumerate(columns.ordinal.tolist()):
+            used = set(collectives.group[bounds[step] : bounds[step + 1]].tolist())
+            if ordinal % _GROUP_INFO_EVERY:
+                used -= self._told_groups
+            self._told_groups |= used
+            told.append(tuple(groups[index].info for index in sorted(used)))
+        return told
+
+
+def _by_step(batch: NDArray[np.void], kind: int) -> dict[int, list[int]]:
+    """Field ``a`` of each event of a kind, by step."""
+    found: dict[int, list[int]] = {}
+    where = np.flatnonzero(batch["kind"] == kind)
+    if where.size:
+        step_E = np.searchsorted(np.flatnonzero(batch["kind"] == events.STEP_END), where)
+        for step, index in zip(step_E.tolist(), batch["a"][where].tolist(), strict=True):
+            found.setdefault(step, []).append(index)
+    return found
+
+
+def _work_by_step(batch: NDArray[np.void]) -> dict[int, dict[str, float]]:
+    work: dict[int, dict[str, float]] = {}
+    where = np.flatnonzero(batch["kind"] == events.WORK)
+    if where.size:
+        step_E = np.searchsorted(np.flatnonzero(batch["kind"] == events.STEP_END), where)
+        for step, event in zip(step_E.tolist(), batch[where], strict=True):
+            kinds = work.setdefault(step, {})
+            name = events.WORK_KINDS[int(event["a"])]
+            kinds[name] = kinds.get(name, 0.0) + float(event["b"])
+    return work
+
+
+def _pauses(batch: NDArray[np.void], columns: StepColumns) -> tuple[NDArray[Any], NDArray[Any]]:
+    where = np.flatnonzero(batch["kind"] == events.GC)
+    ends = np.flatnonzero(batch["kind"] == events.STEP_END)
+    step = np.searchsorted(ends, where)
+    inside = batch["t0"][where] >= columns.start_ns[step]
+    return batch[where][inside], step[inside]
+
+
+def _digest_spans(
+    digests: Sequence[StepDigest], traces: Sequence[bytes], identity: Identity
+) -> list[Span]:
+    spans = []
+    root_rank = ids.shard_of(identity.rank) * ids.RANKS_PER_SHARD
+    for digest, trace_id, attributes in zip(
+        digests, traces, encode_digests(digests), strict=True
+    ):
+        root = ids.span_id(trace_id, ids.ROOT, 0)
+        if identity.rank == root_rank:
+            spans.append(
+                Span(
+                    scope=scopes.DIGEST,
+                    name=names.SPAN_TRAIN_STEP,
+                    trace_id=trace_id,
+                    span_id=root,
+                    parent_id=None,
+                    start_ns=digest.start_ns,
+                    end_ns=digest.end_ns,
+                    attributes={names.ARGUS_STEP_ORDINAL: digest.ordinal},
+                )
+            )
+        spans.append(
+            Span(
+                scope=scopes.DIGEST,
+                name=names.SPAN_RANK_STEP,
+                trace_id=trace_id,
+                span_id=ids.span_id(trace_id, ids.RANK_STEP, identity.rank),
+                parent_id=root,
+                start_ns=digest.start_ns,
+                end_ns=digest.end_ns,
+                attributes=attributes,
+            )
+        )
+    return spans
+
+
+__all__ = ["Condensed", "Condenser", "Costs", "PhaseRows"]

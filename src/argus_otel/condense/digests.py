@@ -1,0 +1,178 @@
+"""The digest of each step, cut out of the batch's columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from argus_otel.wire import events
+from argus_otel.wire.digest import MAX_PHASES, OPS, PHASES, PhaseColumns, StepDigest, SyncColumns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from argus_otel.condense.condenser import Costs
+    from argus_otel.condense.steps import CollectiveRows, PhaseRows, StepColumns
+    from argus_otel.wire.identity import Group, Identity
+
+_SEND, _RECV = OPS.index("send"), OPS.index("recv")
+_NO_CHANNELS = np.empty((0, 4), dtype=np.int64)
+
+
+def make_digests(
+    columns: StepColumns,
+    phases: PhaseRows,
+    collectives: CollectiveRows,
+    *,
+    identity: Identity,
+    groups: Sequence[Group],
+    group_info: Sequence[tuple[str, ...]],
+    phase_names: Sequence[str],
+    work: Mapping[int, Mapping[str, float]],
+    keeps: Sequence[str | None],
+    costs: Costs,
+    truncated_first: bool,
+    wall_offset_ns: int,
+) -> list[StepDigest]:
+    """One digest a step; see ``StepDigest`` for what each number means."""
+    s = columns.ordinal.size
+    steps = np.arange(s + 1)
+    phase_cut = np.searchsorted(phases.step, steps).tolist()
+    sync_cut = np.searchsorted(collectives.step, steps).tolist()
+    phase_start_us = _whole_us(phases.start_ns - columns.start_ns[phases.step])
+    phase_us = _whole_us(phases.end_ns - phases.start_ns)
+    arrival_us = _whole_us(collectives.arrival_ns - columns.start_ns[collectives.step])
+    ended = collectives.end_ns != events.NONE
+    duration_us = np.where(
+        ended, np.maximum(_whole_us(collectives.end_ns - collectives.arrival_ns), 0), -1
+    )
+    seconds = {
+        name: (getattr(columns, f"{name}_ns") * 1e-9).tolist()
+        for name in ("busy", "cpu", "run_delay", "data_wait", "gc")
+    }
+    unknown_below = events.NONE * 1e-9 / 2
+    starts = (columns.start_ns + wall_offset_ns).tolist()
+    ends = (columns.end_ns + wall_offset_ns).tolist()
+    between_s = ((columns.start_ns - columns.previous_end_ns) * 1e-9).tolist()
+    iterations, flags, rules = (
+        columns.iteration.tolist(),
+        columns.flags.tolist(),
+        columns.rule.tolist(),
+    )
+    gc_count = columns.gc_count.tolist()
+
+    def known(name: str, step: int) -> float | None:
+        value: float = seconds[name][step]
+        return None if value < unknown_below else value
+
+    digests = []
+    for step, ordinal in enumerate(columns.ordinal.tolist()):
+        p = slice(phase_cut[step], phase_cut[step + 1])
+        c = slice(sync_cut[step], sync_cut[step + 1])
+        amounts = work.get(step, {})
+        digests.append(
+            StepDigest(
+                ordinal=ordinal,
+                rank=identity.rank,
+                start_ns=starts[step],
+                end_ns=ends[step],
+                between_s=between_s[step],
+                end_rule=events.RULES[rules[step]],
+                iteration=None if iterations[step] == events.NONE else iterations[step],
+                busy_s=known("busy", step),
+                cpu_s=known("cpu", step),
+                run_delay_s=known("run_delay", step),
+                data_wait_s=seconds["data_wait"][step],
+                gc_s=seconds["gc"][step],
+                gc_count=gc_count[step],
+                tokens=amounts.get("tokens"),
+                samples=amounts.get("samples"),
+                sum_len2=amounts.get("sum_len2"),
+                memory_bytes=costs.memory_bytes,
+                keep=keeps[step],
+                drops=costs.drops if step == 0 else 0,
+                self_cpu_s=costs.self_cpu_s / s,
+                truncated=truncated_first and step == 0,
+                ends_captured=bool(flags[step] & events.ENDS_CAPTURED),
+                phases=_phase_columns(
+                    phases.name[p], phase_start_us[p], phase_us[p], phase_names
+                ),
+                sync=_sync_columns(collectives, c, arrival_us, duration_us, groups, identity),
+                group_info=group_info[step],
+            )
+        )
+    return digests
+
+
+def _whole_us(ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    return (ns + 500) // 1000
+
+
+def _phase_columns(
+    name: NDArray[np.int64],
+    start_us: NDArray[np.int64],
+    duration_us: NDArray[np.int64],
+    phase_names: Sequence[str],
+) -> PhaseColumns:
+    folded = name.size > MAX_PHASES
+    if folded:
+        name, first, which = np.unique(name, return_index=True, return_inverse=True)
+        duration_us = np.bincount(which, weights=duration_us).astype(np.int64)
+        start_us = start_us[first]
+        order = np.argsort(start_us, kind="stable")
+        name, start_us, duration_us = name[order], start_us[order], duration_us[order]
+    names = PHASES
+    if name.size and int(name.max()) >= len(PHASES):
+        used = np.unique(name[name >= len(PHASES)])
+        names = PHASES + tuple(phase_names[index - len(PHASES)] for index in used.tolist())
+        place = np.searchsorted(used, name) + len(PHASES)
+        name = np.where(name >= len(PHASES), place, name)
+    return PhaseColumns(
+        name=name,
+        start_us=start_us,
+        duration_us=np.maximum(duration_us, 0),
+        names=names,
+        folded=folded,
+    )
+
+
+def _sync_columns(
+    rows: CollectiveRows,
+    c: slice,
+    arrival_us: NDArray[np.int64],
+    duration_us: NDArray[np.int64],
+    groups: Sequence[Group],
+    identity: Identity,
+) -> SyncColumns:
+    group, op, count, peer = rows.group[c], rows.op[c], rows.count[c], rows.peer[c]
+    used: dict[int, int] = {}
+    local = [used.setdefault(index, len(used)) for index in group.tolist()]
+    start_counts = [0] * len(used)
+    seen: set[int] = set()
+    channels: dict[tuple[int, int, int], int] = {}
+    for index, code, number, other in zip(
+        local, op.tolist(), count.tolist(), peer.tolist(), strict=True
+    ):
+        if code == _SEND or code == _RECV:
+            ends = (identity.rank, other) if code == _SEND else (other, identity.rank)
+            channels.setdefault((index, *ends), number)
+        elif index not in seen:
+            seen.add(index)
+            start_counts[index] = number
+    return SyncColumns(
+        group_keys=np.array([groups[index].key for index in used], dtype=np.uint64),
+        start_counts=np.array(start_counts, dtype=np.int64),
+        channels=np.array([(*key, value) for key, value in channels.items()], dtype=np.int64)
+        if channels
+        else _NO_CHANNELS,
+        group=np.array(local, dtype=np.int64),
+        op=op,
+        payload_bytes=rows.payload_bytes[c],
+        peer=peer,
+        phase=rows.phase[c],
+        arrival_us=arrival_us[c],
+        duration_us=duration_us[c],
+    )

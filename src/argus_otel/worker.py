@@ -1,0 +1,332 @@
+"""The background thread of a training process: record → condense → encode → export.
+
+It wakes twice a second, works on all steps that have ended since, and gives the GIL away between
+the pieces of its work so that the trainer never waits a millisecond for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from argus_otel._runtime.clock import wall_offset_ns
+from argus_otel.condense import Condenser
+from argus_otel.condense.condenser import Costs
+from argus_otel.encode import (
+    EncodedSpans,
+    SpanTemplate,
+    encode_metrics_request,
+    encode_resource,
+    encode_span,
+    encode_trace_requests,
+    encode_user_spans,
+)
+from argus_otel.export import Sender, Signal
+from argus_otel.encode.meters import Meters
+from argus_otel.record.capture import CapturePlan
+from argus_otel.record.recorder import Recorder
+from argus_otel.record.ring import EventRing
+from argus_otel.semconv import names
+from argus_otel.wire import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from argus_otel._runtime.faults import FaultLog
+    from argus_otel.condense import Condensed
+    from argus_otel.settings import Settings
+    from argus_otel.wire.identity import Identity
+    from argus_otel.wire.spans import Span, SpanRows
+
+_MAX_TEMPLATES: Final = 512
+_MAX_USER_SPANS: Final = 8192
+_POST_BUDGET_S: Final = 10.0
+_STATM: Final = Path("/proc/self/statm")
+
+_HOOK_COST_NS: Final = np.zeros(16, dtype=np.int64)
+"""What one event costs the thread that records it, beyond bare: medians of bench/record.py.
+The training thread cannot time itself without doubling the price, so its share of argus's own
+CPU time is counted this way."""
+_HOOK_COST_NS[:] = 1000
+_HOOK_COST_NS[events.COLLECTIVE] = 3500
+_HOOK_COST_NS[events.END] = 12000
+_HOOK_COST_NS[[events.FORWARD, events.BACKWARD, events.DATA]] = 3000
+_HOOK_COST_NS[events.STEP_END] = 15000
+
+
+class Worker:
+    """Owns the recorder, the sender and the thread between them.
+
+    Args:
+        settings: Values in force.
+        faults: Where argus's own errors go.
+        sender: What posts.
+        resource: Makes the resource's attributes that do not depend on the identity; called on
+            the background thread, once.
+        metric_interval_s: Seconds between metric exports; None for no metrics.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        faults: FaultLog,
+        sender: Sender,
+        *,
+        resource: Callable[[], Mapping[str, Any]],
+        metric_interval_s: float | None,
+    ) -> None:
+        self._settings = settings
+        self._faults = faults
+        self._sender = sender
+        self._make_resource = resource
+        self._metric_interval_s = metric_interval_s
+        self.recorder = Recorder(
+            ring=EventRing(settings.ring_events),
+            faults=faults,
+            plan=CapturePlan(
+                baseline_ratio=settings.baseline_ratio,
+                overhead_budget=settings.overhead_budget,
+            ),
+            on_first_record=self._start,
+        )
+        self._condenser = Condenser(
+            self.recorder,
+            baseline_ratio=settings.baseline_ratio,
+            detail_spans=settings.detail_spans,
+            capacity=self.recorder.ring.capacity,
+        )
+        self._templates: OrderedDict[tuple[Any, ...], SpanTemplate] = OrderedDict()
+        self._user_spans: deque[Any] = deque()
+        self._base_resource: Mapping[str, Any] | None = None
+        self._resources: dict[Identity, bytes] = {}
+        self._meters = Meters()
+        self._next_metrics_s = time.monotonic() + (metric_interval_s or 0)
+        self._told_drops = 0
+        self._spare_cpu_s = 0.0
+        self._cycling = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.on_start: Callable[[], None] = lambda: None
+        """Called with the thread's start; the root arms the exit flushes here."""
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.on_start()
+        self._thread = threading.Thread(target=self._run, name="argus-worker", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._settings.interval_s):
+            try:
+                self._cycle()
+                if self._sender.next_due_s() == 0:
+                    self._sender.pump(_POST_BUDGET_S)
+            except Exception as error:  # noqa: BLE001 - the thread must outlive its bugs
+                self._faults.report("worker", error)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Condense, encode and send what is there, on the caller's thread.
+
+        Returns:
+            Whether everything was accepted in time.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self._cycle(last=True, timeout_s=timeout_s)
+            return self._sender.flush(max(0.0, deadline_s - time.monotonic()))
+        except Exception as error:  # noqa: BLE001
+            self._faults.report("flush", error)
+            return False
+
+    def stop(self) -> None:
+        """Ask the thread to end; it is a daemon and is not waited for."""
+        self._stop.set()
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: nothing recorded, nothing to send, no thread."""
+        self.recorder.enabled = False
+        self.recorder._started = False  # noqa: SLF001 - the same owner on both sides of a fork
+        self._cycling = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = None
+        self._user_spans.clear()
+        self.recorder.ring.drain()
+        self._sender.reset_after_fork()
+
+    # -- one round ----------------------------------------------------------------------------
+
+    def _cycle(self, *, last: bool = False, timeout_s: float = -1) -> None:
+        if not self._cycling.acquire(timeout=timeout_s):
+            return
+        try:
+            began_s = time.thread_time()
+            self._send_steps(last=last)
+            self._send_user_spans()
+            self._send_metrics(last=last)
+            self._spare_cpu_s += time.thread_time() - began_s
+        finally:
+            self._cycling.release()
+
+    def _send_steps(self, *, last: bool) -> None:
+        ring = self.recorder.ring
+        lost_before = ring.lost
+        drained = ring.drain()
+        lost = ring.lost - lost_before
+        if lost:
+            self._faults.report("ring_overflow", records=lost)
+        if not drained.size and not last:
+            return
+        offset_ns = wall_offset_ns()
+        own_cpu_s = self._spare_cpu_s + float(_HOOK_COST_NS[drained["kind"]].sum()) * 1e-9
+        condensed = self._condenser.take(
+            drained,
+            wall_offset_ns=offset_ns,
+            lost=lost,
+            costs=Costs(
+                self_cpu_s=own_cpu_s, drops=self._new_drops(), memory_bytes=_resident_bytes()
+            ),
+        )
+        self._spare_cpu_s = own_cpu_s if not condensed else 0.0
+        for part in condensed:
+            time.sleep(0)  # lets a waiting trainer have the GIL
+            self._meters.add(part.digests, part.wait_s)
+            self._submit(part.identity, part.spans, part.rows)
+        if last and (left := self._condenser.take_exceptions(offset_ns)) is not None:
+            self._submit(left[0], left[1], ())
+
+    def _submit(
+        self, identity: Identity, spans: Sequence[Span], rows: Sequence[SpanRows]
+    ) -> None:
+        scopes: dict[str, list[EncodedSpans]] = {}
+        for span in spans:
+            data = encode_span(
+                name=span.name,
+                trace_id=span.trace_id,
+                span_id=span.span_id,
+                parent_span_id=span.parent_id,
+                start_ns=span.start_ns,
+                end_ns=span.end_ns,
+                attributes=span.attributes,  # type: ignore[arg-type]
+                error=span.error,
+            )
+            scopes.setdefault(span.scope, []).append(EncodedSpans(data, 1))
+        time.sleep(0)
+        for row in rows:
+            scopes.setdefault(row.scope, []).append(self._encode_rows(row))
+        time.sleep(0)
+        for body, count in encode_trace_requests(self._resource(identity), scopes):
+            self._meters.spans += count
+            self._sender.submit(Signal.TRACES, body, count)
+            time.sleep(0)
+
+    def _encode_rows(self, row: SpanRows) -> EncodedSpans:
+        key = (row.name, tuple(row.constants.items()), tuple(row.ints), tuple(row.doubles))
+        template = self._templates.get(key)
+        if template is None:
+            template = SpanTemplate(
+                row.name,
+                constants=row.constants,
+                fields=dict.fromkeys(row.ints, "int") | dict.fromkeys(row.doubles, "double"),
+            )
+            self._templates[key] = template
+            if len(self._templates) > _MAX_TEMPLATES:
+                self._templates.popitem(last=False)
+        data = template.encode(
+            span_id_N=row.span_ids,
+            parent_span_id=row.parent_ids,
+            start_ns_N=row.start_ns,
+            end_ns_N=row.end_ns,
+            fields={**row.ints, **row.doubles},
+            trace_ids_N=row.trace_ids,
+        )
+        return EncodedSpans(data, row.span_ids.size)
+
+    def _resource(self, identity: Identity) -> bytes:
+        encoded = self._resources.get(identity)
+        if encoded is None:
+            if self._base_resource is None:
+                self._base_resource = self._make_resource()
+            attributes = dict(self._base_resource)
+            attributes |= {
+                "service.instance.id": f"{identity.run_id}-rank{identity.rank}",
+                names.ARGUS_RUN_ID: identity.run_id,
+                names.ARGUS_RUN_NONCE: identity.nonce.hex(),
+                names.ARGUS_ATTEMPT: identity.attempt,
+                names.ARGUS_ROLE: identity.role,
+                names.DL_RANK: identity.rank,
+                names.DL_WORLD_SIZE: identity.world_size,
+                names.DL_LOCAL_RANK: identity.local_rank,
+            }
+            if identity.nonce_local:
+                attributes[names.ARGUS_RUN_NONCE_LOCAL] = True
+            encoded = self._resources[identity] = encode_resource(attributes)
+        return encoded
+
+    # -- the user's spans ---------------------------------------------------------------------
+
+    def add_user_span(self, span: Any) -> None:  # noqa: ANN401 - the SDK's ReadableSpan
+        """Queue a span that the user's code has ended; called on their thread."""
+        if len(self._user_spans) >= _MAX_USER_SPANS:
+            self._faults.report("user_spans_full")
+            return
+        self._user_spans.append(span)
+
+    def _send_user_spans(self) -> None:
+        while self._user_spans:
+            batch = [self._user_spans.popleft() for _ in range(min(256, len(self._user_spans)))]
+            body, count = encode_user_spans(batch)
+            self._meters.spans += count
+            self._sender.submit(Signal.TRACES, body, count)
+            time.sleep(0)
+
+    # -- metrics ------------------------------------------------------------------------------
+
+    def _send_metrics(self, *, last: bool) -> None:
+        now_s = time.monotonic()
+        if self._metric_interval_s is None or not self.recorder.identities:
+            return
+        if not last and now_s < self._next_metrics_s:
+            return
+        self._next_metrics_s = now_s + self._metric_interval_s
+        stats = self._sender.stats
+        points = self._meters.points(
+            time.time_ns(),  # noqa: TID251 - Unix time of a metric, not a measurement
+            sent_bytes=stats.sent_bytes,
+            queue_bytes=stats.queue_bytes,
+            drops=self._drops(),
+        )
+        if points:
+            body, count = encode_metrics_request(self._resource(self.recorder.identity), points)
+            self._sender.submit(Signal.METRICS, body, count)
+
+    def _drops(self) -> dict[str, int]:
+        drops = dict(self._sender.stats.drops)
+        for cause, count in self._faults.counts.items():
+            drops[cause] = drops.get(cause, 0) + count
+        if self._condenser.events_dropped:
+            drops["step_too_large"] = self._condenser.events_dropped
+        return drops
+
+    def _new_drops(self) -> int:
+        total = sum(self._drops().values())
+        new, self._told_drops = total - self._told_drops, total
+        return new
+
+    @property
+    def steps_seen(self) -> int:
+        """Whole steps so far; 0 in a job whose loop has none that argus can see."""
+        return self._condenser.steps_seen
+
+
+def _resident_bytes() -> int | None:
+    try:
+        return int(_STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return None
