@@ -121,7 +121,8 @@ def _finding(
     burst: bool,
     agrees: bool,
 ) -> Finding:
-    bar = params["burst_ratio"] if burst else min(params["ratio"], float(own.ratio_R[rank]))
+    # Half of the way, as ratios go, from healthy to what was found: tells slow steps from others.
+    bar = params["burst_ratio"] if burst else float(own.ratio_R[rank]) ** 0.5
     over_S = np.nan_to_num(own.step_ratio_SR[:, rank]) >= bar
     ratio = float(_burst_ratio(own, params)[rank]) if burst else float(own.ratio_R[rank])
     cpu_ratio = float(_burst_ratio(own, params, of=cpu)[rank] if burst else cpu.ratio_R[rank])

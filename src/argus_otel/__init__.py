@@ -46,9 +46,7 @@ def set_step(iteration: int) -> None:
         tracer.set_step(iteration)
 
 
-def annotate(
-    *, tokens: float = 0, samples: float = 0, sum_len2: float = 0
-) -> None:
+def annotate(*, tokens: float = 0, samples: float = 0, sum_len2: float = 0) -> None:
     """Say how much work this rank's step holds; amounts add up within a step.
 
     Detectors divide by it, so that a rank with more tokens is not taken for a slow one.

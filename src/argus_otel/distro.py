@@ -233,9 +233,7 @@ class Tracer:
         self.worker: Worker = Worker(
             settings,
             self._faults,
-            Sender(
-                targets_from_environment(os.environ), queue_limit_bytes=settings.queue_bytes
-            ),
+            Sender(targets_from_environment(os.environ), queue_limit_bytes=settings.queue_bytes),
             resource=_resource_attributes,
             metric_interval_s=_metric_interval_s(os.environ),
         )

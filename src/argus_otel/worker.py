@@ -201,9 +201,7 @@ class Worker:
         if last and (left := self._condenser.take_exceptions(offset_ns)) is not None:
             self._submit(left[0], left[1], ())
 
-    def _submit(
-        self, identity: Identity, spans: Sequence[Span], rows: Sequence[SpanRows]
-    ) -> None:
+    def _submit(self, identity: Identity, spans: Sequence[Span], rows: Sequence[SpanRows]) -> None:
         scopes: dict[str, list[EncodedSpans]] = {}
         for span in spans:
             data = encode_span(

@@ -55,7 +55,5 @@ def process_kind(argv: Sequence[str]) -> ProcessKind:
         return ProcessKind.MAIN
     for word in words:  # the script is the first word that is no option of the interpreter's
         if not word.startswith("-"):
-            return (
-                ProcessKind.INERT if PurePath(word).name in _LAUNCHERS else ProcessKind.MAIN
-            )
+            return ProcessKind.INERT if PurePath(word).name in _LAUNCHERS else ProcessKind.MAIN
     return ProcessKind.MAIN

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from argus_otel.condense.steps import CollectiveRows, PhaseRows, StepColumns
+    from argus_otel.condense.steps import CollectiveRows, StepColumns
     from argus_otel.wire.digest import StepDigest
     from argus_otel.wire.identity import Group, Identity, UncaughtException
 
@@ -205,12 +205,17 @@ class Condenser:
                         int(columns.end_ns[step]) + wall_offset_ns,
                     )
                 )
-        kept = [step for step, keep in enumerate(keeps) if keep]
-        if kept and self._detail_spans:
+        if self._detail_spans:
             rows += detail_rows(
-                identity, groups, columns, collectives, kept, traces,
-                self._detail_spans, wall_offset_ns,
-            )  # fmt: skip
+                identity,
+                groups,
+                columns,
+                collectives,
+                keeps,
+                traces,
+                self._detail_spans,
+                wall_offset_ns,
+            )
         return Condensed(
             identity=identity,
             digests=digests,
@@ -287,9 +292,7 @@ def _digest_spans(
 ) -> list[Span]:
     spans = []
     root_rank = ids.shard_of(identity.rank) * ids.RANKS_PER_SHARD
-    for digest, trace_id, attributes in zip(
-        digests, traces, encode_digests(digests), strict=True
-    ):
+    for digest, trace_id, attributes in zip(digests, traces, encode_digests(digests), strict=True):
         root = ids.span_id(trace_id, ids.ROOT, 0)
         if identity.rank == root_rank:
             spans.append(
@@ -319,4 +322,4 @@ def _digest_spans(
     return spans
 
 
-__all__ = ["Condensed", "Condenser", "Costs", "PhaseRows"]
+__all__ = ["Condensed", "Condenser", "Costs"]

@@ -23,7 +23,7 @@ def detail_rows(
     groups: Sequence[Group],
     columns: StepColumns,
     collectives: CollectiveRows,
-    kept: Sequence[int],
+    keeps: Sequence[str | None],
     traces: Sequence[bytes],
     budget: int,
     wall_offset_ns: int,
@@ -36,16 +36,16 @@ def detail_rows(
     own_trace = not _fits_step_trace(identity.world_size, budget)
     cut = np.searchsorted(collectives.step, np.arange(columns.ordinal.size + 1))
     rows: list[SpanRows] = []
-    for step in kept:
+    for step, keep in enumerate(keeps):
+        if keep is None:
+            continue
         c = np.arange(cut[step], min(cut[step + 1], cut[step] + budget))
         if not c.size:
             continue
         ordinal = int(columns.ordinal[step])
         trace_id, parent = traces[step], ids.span_id(traces[step], ids.RANK_STEP, identity.rank)
         if own_trace:
-            trace_id = ids.detail_trace_id(
-                identity.nonce, identity.attempt, ordinal, identity.rank
-            )
+            trace_id = ids.detail_trace_id(identity.nonce, identity.attempt, ordinal, identity.rank)
             parent = bytes(8)
         span_ids = ids.span_ids(trace_id, ids.DETAIL, identity.rank, c.size)
         kind = (collectives.group[c] * len(OPS) + collectives.op[c]) * (len(PHASES) + 1)
@@ -64,6 +64,8 @@ def detail_rows(
                     names.ARGUS_GROUP_SIZE: len(group.ranks),
                     names.ARGUS_COLLECTIVE_END_KNOWN: is_known,
                 }
+                if own_trace:  # the Collector decides about each trace by itself
+                    constants[names.ARGUS_KEEP] = keep
                 if int(collectives.phase[first]) >= 0:
                     constants[names.ARGUS_PHASE] = PHASES[int(collectives.phase[first])]
                 ints = {

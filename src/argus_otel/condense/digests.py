@@ -97,9 +97,7 @@ def make_digests(
                 self_cpu_s=costs.self_cpu_s / s,
                 truncated=truncated_first and step == 0,
                 ends_captured=bool(flags[step] & events.ENDS_CAPTURED),
-                phases=_phase_columns(
-                    phases.name[p], phase_start_us[p], phase_us[p], phase_names
-                ),
+                phases=_phase_columns(phases.name[p], phase_start_us[p], phase_us[p], phase_names),
                 sync=_sync_columns(collectives, c, arrival_us, duration_us, groups, identity),
                 group_info=group_info[step],
             )

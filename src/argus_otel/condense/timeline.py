@@ -196,9 +196,7 @@ class Timeline:
         finish_ns = np.where(known, np.maximum(rows.end_ns, rows.arrival_ns), rows.arrival_ns)
         kind = (rows.group * len(OPS) + rows.op) * (len(PHASES) + 1) + rows.phase + 1
         span = int(kind.max()) + 1
-        _, first, which = np.unique(
-            rows.step * span + kind, return_index=True, return_inverse=True
-        )
+        _, first, which = np.unique(rows.step * span + kind, return_index=True, return_inverse=True)
         n = first.size
         count = np.bincount(which, minlength=n)
         last_ns = np.full(n, np.iinfo(np.int64).min)
@@ -295,9 +293,7 @@ class Timeline:
 
     _phase_span: dict[tuple[int, int], int] = {}  # noqa: RUF012 - set by _phase_rows
 
-    def _take_ids(
-        self, step: NDArray[np.int64], place: NDArray[np.int64]
-    ) -> NDArray[np.uint64]:
+    def _take_ids(self, step: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.uint64]:
         """The next ids of each step; ``place`` counts within the step, from 0."""
         taken = self._span_ids[step, self._used[step] + place]
         np.maximum.at(self._used, step, self._used[step] + place + 1)

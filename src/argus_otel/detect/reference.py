@@ -22,6 +22,7 @@ from argus_otel.detect.statistics import (
     lowest_mean,
     luck_of_fastest_quarter,
     luck_of_slowest,
+    median_over,
     scatter,
     spread_of_faster_half,
 )
@@ -46,7 +47,7 @@ class Comparison:
     bar_R: Floats
     """Ratio that the unluckiest healthy rank stays under: expected extreme of n at the spread."""
     step_ratio_SR: Floats
-    """Ratio to the fastest peers of the same step; biased upwards a little, by their luck."""
+    """Ratio to the reference, step by step, [S, R]."""
     step_sigma_R: Floats
     """Scatter of one step's log ratio."""
     peers_R: NDArray[np.int64]
@@ -98,12 +99,15 @@ def compare(window: Window, name: str, excess: Excess | None = None) -> Comparis
     ratio_R = np.full(ranks, np.nan)
     bar_R = np.full(ranks, np.nan)
     sigma_R = np.full(ranks, np.nan)
+    offset_R = np.full(ranks, np.nan)
     peers_R = np.zeros(ranks, dtype=np.int64)
     for bucket in window.frame.peers.buckets:
         n = bucket.shape[1]
         part = np.moveaxis(excess.log_SR[:, bucket], 0, 1)  # [G, S, n]
         known = np.count_nonzero(~np.isnan(part), axis=1)
         level, rest = levels(part)
+        # In a single step somebody is always lucky; the reference is who is fastest as a rule.
+        offset_R[bucket] = lowest_mean(median_over(part, axis=1), axis=1)[:, None]
         # Less than half of the window says too little about a rank.
         level = np.where(known * 2 >= steps, level, np.nan)
         with_data = np.count_nonzero(~np.isnan(level), axis=1)
@@ -120,7 +124,7 @@ def compare(window: Window, name: str, excess: Excess | None = None) -> Comparis
     return Comparison(
         ratio_R=ratio_R,
         bar_R=bar_R,
-        step_ratio_SR=np.exp(excess.log_SR),
+        step_ratio_SR=np.exp(excess.log_SR - offset_R),
         step_sigma_R=sigma_R,
         peers_R=peers_R,
     )

@@ -105,8 +105,6 @@ class Meters:
             for cause, count in drops.items()
         ]
         points.append(
-            Gauge(
-                name=names.METRIC_ARGUS_SELF_QUEUE, unit="By", value=queue_bytes, time_ns=now_ns
-            )
+            Gauge(name=names.METRIC_ARGUS_SELF_QUEUE, unit="By", value=queue_bytes, time_ns=now_ns)
         )
         return points

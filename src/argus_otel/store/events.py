@@ -142,6 +142,8 @@ def _name(kind: str, attributes: dict[str, Any]) -> str:
 
 def _detail(span: dict[str, Any], attributes: dict[str, Any]) -> str | None:
     message = attributes.get("exception.message") or span["status_message"]
-    if message:
-        return str(message)
+    stack = attributes.get("code.stacktrace") or attributes.get("exception.stacktrace")
+    said = [str(part) for part in (message, stack) if part]
+    if said:
+        return "\n".join(said)
     return span["attributes"] if attributes else None

@@ -21,6 +21,7 @@ _FIRST_PAUSE_S: Final = 0.25
 _TIMEOUT_S: Final = httpx.Timeout(60.0, connect=5.0)
 _AGAIN: Final = frozenset({429, 502, 503, 504})
 _REFUSED: Final = frozenset({401, 403})
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _NOT_FOUND: Final = 404
 _OK: Final = 200
 
@@ -55,6 +56,7 @@ class JaegerClient:
             headers=dict(headers or {}),
             timeout=_TIMEOUT_S,
             transport=transport,
+            trust_env=httpx.URL(self.url).host not in _LOOPBACK,  # no proxy leads back to us
             follow_redirects=False,  # a login page is no answer, and headers stay where they belong
         )
 

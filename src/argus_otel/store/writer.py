@@ -68,7 +68,12 @@ class ParquetWriter:
         for span in spans:
             by_run.setdefault(span.origin.run, []).append(span)
         for run, some in by_run.items():
-            self._run_writer(run, some[0].origin).write(some)
+            try:
+                self._run_writer(run, some[0].origin).write(some)
+            except BaseException:
+                # Whether the new manifest is in place is not known: the disk shall say.
+                self._runs.pop(run, None)
+                raise
 
     def compact(self) -> None:
         """Merge small files where there are many.

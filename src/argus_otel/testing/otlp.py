@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 
 from argus_otel.semconv import names
 from argus_otel.wire import ids, scopes
-from argus_otel.wire.digest import encode_digests
+from argus_otel.wire.digest import (
+    OPS,
+    PHASES,
+    PhaseColumns,
+    StepDigest,
+    SyncColumns,
+    encode_digests,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 
-    from argus_otel.wire.digest import StepDigest
-
-NONCE = "9f2c41d6a0b35e77"
+NONCE: Final = "9f2c41d6a0b35e77"
+GROUP: Final = 0x00C0FFEE00C0FFEE
+"""Key of the group in ``example_digest``."""
 
 
 def resource_of(
@@ -48,6 +57,60 @@ def resource_of(
         names.DL_LOCAL_RANK: rank % 8,
         **more,
     }
+
+
+def example_digest(
+    ordinal: int,
+    rank: int,
+    *,
+    start_ns: int = 1_800_000_000_000_000_000,
+    buckets: int = 3,
+    ranks: str = "0-3",
+    **changes: Any,  # noqa: ANN401 - any field of a digest
+) -> StepDigest:
+    """A plain data-parallel step of 60 ms, one every 100 ms: ``buckets`` all_reduces in backward.
+
+    Args:
+        ordinal: The step.
+        rank: Its rank; each arrives a little later than the one before, all end together.
+        start_ns: Of step 0.
+        buckets: Collectives a step.
+        ranks: Members of the one group, as the digest writes them.
+        changes: Fields of the digest to replace.
+    """
+    begin_ns = start_ns + ordinal * 100_000_000
+    bucket = np.arange(buckets, dtype=np.int64)
+    arrival_us = 20_000 + bucket * 5_000 + rank * 100
+    digest = StepDigest(
+        ordinal=ordinal,
+        rank=rank,
+        start_ns=begin_ns,
+        end_ns=begin_ns + 60_000_000,
+        between_s=0.002,
+        end_rule="optimizer",
+        iteration=1000 + ordinal,
+        busy_s=0.04 + rank * 0.001,
+        cpu_s=0.039,
+        data_wait_s=0.001,
+        phases=PhaseColumns(
+            name=np.array([0, 2, 3, 4], np.int64),
+            start_us=np.array([0, 1_000, 20_000, 55_000], np.int64),
+            duration_us=np.array([1_000, 19_000, 35_000, 5_000], np.int64),
+        ),
+        sync=SyncColumns(
+            group_keys=np.array([GROUP], np.uint64),
+            start_counts=np.array([ordinal * buckets], np.int64),
+            group=np.zeros(buckets, np.int64),
+            op=np.full(buckets, OPS.index("all_reduce"), np.int64),
+            payload_bytes=np.full(buckets, 1 << 20, np.int64),
+            peer=np.full(buckets, -1, np.int64),
+            phase=np.full(buckets, PHASES.index("backward"), np.int64),
+            arrival_us=arrival_us,
+            duration_us=22_000 + bucket * 5_000 - arrival_us,
+        ),
+        group_info=(f"{GROUP:016x}|default_pg|{ranks}",) if ordinal == 0 else (),
+    )
+    return replace(digest, **changes)
 
 
 def digest_request(

@@ -63,9 +63,7 @@ RULE_MASK: Final = 0xFF
 RULES: Final = ("optimizer", "backward", "scaler", "set_step", "integration", "exit")
 WORK_KINDS: Final = ("tokens", "samples", "sum_len2")
 
-EVENT: Final = np.dtype(
-    [(name, "<i8") for name in ("seq", "kind", "t0", "t1", "a", "b", "c", "d")]
-)
+EVENT: Final = np.dtype([(name, "<i8") for name in ("seq", "kind", "t0", "t1", "a", "b", "c", "d")])
 
 _GROUP_BITS = 20
 _OP_BITS = 6

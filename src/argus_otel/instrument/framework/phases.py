@@ -181,6 +181,7 @@ def instrument_fsdp(
     hooks: ForwardHooks,
 ) -> None:
     """Forward phases of FSDP2: hooks on each ``fully_shard`` module, the outermost counts."""
+
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             result = original(module, *args, **kwargs)

@@ -103,7 +103,9 @@ class World:
         self._sink.start()
 
     def _agree_on_nonce(self, c10d: Any, attempt: int) -> tuple[bytes, bool]:  # noqa: ANN401
-        own = secrets.token_bytes(NONCE_BYTES)  # not `random`: user code seeds that alike everywhere
+        own = secrets.token_bytes(
+            NONCE_BYTES
+        )  # not `random`: user code seeds that alike everywhere
         try:
             store = c10d._get_default_store()  # noqa: SLF001 - no public way to the store
             key = f"argus/nonce/{attempt}/{self._inits}"

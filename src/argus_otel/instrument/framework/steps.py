@@ -164,9 +164,7 @@ class StepTracker:
         if self._in_flight:
             return
         flags = events.NESTED if self.backward_depth else 0
-        self._append(
-            events.OPTIMIZER, self._optimizer_began_ns, monotonic_ns(), 0, 0, flags, 0
-        )
+        self._append(events.OPTIMIZER, self._optimizer_began_ns, monotonic_ns(), 0, 0, flags, 0)
         if not self._primary_stepped or not self._by_optimizer:
             return
         if self.backward_depth:
@@ -209,8 +207,6 @@ class StepTracker:
         flags = events.NESTED if self._in_flight else 0
         if ddp_waits:
             flags |= events.DDP_WAITS
-        self._append(
-            events.BACKWARD, began_ns, monotonic_ns(), times[0], times[1], flags, 0
-        )
+        self._append(events.BACKWARD, began_ns, monotonic_ns(), times[0], times[1], flags, 0)
         if self._end_after_backward:
             self._end("backward")

@@ -26,6 +26,7 @@ def instrument_data_loading(
 
     Loaders that are not built on it (DALI, webdataset's own) show as time before the forward.
     """
+
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(self: Any) -> Any:  # noqa: ANN401, N807
             if not sink.enabled:
