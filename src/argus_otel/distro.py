@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.instrumentation.distro import BaseDistro
-from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
+from opentelemetry.instrumentation.distro import BaseDistro  # type: ignore[attr-defined]
+from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
+    BaseInstrumentor,
+)
 from opentelemetry.sdk._configuration import _OTelSDKConfigurator
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
@@ -37,6 +39,11 @@ from argus_otel._runtime.termination import SigtermFlush
 from argus_otel.settings import Settings, load
 from argus_otel.wire import ids
 from argus_otel.wire.identity import Identity
+
+if sys.version_info >= (3, 12):
+    from typing import override
+else:
+    from typing_extensions import override
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -72,10 +79,11 @@ def _truthy(text: str) -> bool:
     return text.strip().lower() == "true"  # OpenTelemetry: only "true" is true
 
 
-class ArgusDistro(BaseDistro):
+class ArgusDistro(BaseDistro):  # type: ignore[misc]
     """Defaults of the environment; what the user set always wins."""
 
-    def _configure(self, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+    @override
+    def _configure(self, **kwargs: Any) -> None:
         os.environ.setdefault("OTEL_TRACES_EXPORTER", "otlp")
         os.environ.setdefault("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
         os.environ.setdefault("OTEL_PYTHON_ID_GENERATOR", "argus")
@@ -90,14 +98,15 @@ class ArgusDistro(BaseDistro):
 class ArgusConfigurator(_OTelSDKConfigurator):
     """The SDK for the user's own spans, without threads of its own."""
 
-    def _configure(self, **kwargs: Any) -> None:  # noqa: ANN401
+    @override
+    def _configure(self, **kwargs: Any) -> None:
         if kind_of_this_process() is not ProcessKind.MAIN:
             return
         if os.environ.get("OTEL_CONFIG_FILE"):
-            super()._configure(**kwargs)  # declarative configuration takes no arguments
+            super()._configure(**kwargs)  # type: ignore[no-untyped-call] # declarative configuration takes no arguments
             return
         kwargs.setdefault("export_span_processor", _export_processor)
-        super()._configure(**kwargs)
+        super()._configure(**kwargs)  # type: ignore[no-untyped-call]
 
 
 def _export_processor(exporter: Any) -> SpanProcessor:  # noqa: ANN401
@@ -105,7 +114,7 @@ def _export_processor(exporter: Any) -> SpanProcessor:  # noqa: ANN401
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     if isinstance(exporter, OTLPSpanExporter):
-        exporter.shutdown()
+        exporter.shutdown()  # type: ignore[no-untyped-call]
         return UserSpanProcessor()
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -115,13 +124,15 @@ def _export_processor(exporter: Any) -> SpanProcessor:  # noqa: ANN401
 class UserSpanProcessor(SpanProcessor):
     """Hands ended spans to the worker of this process, if it has one."""
 
+    @override
     def on_end(self, span: ReadableSpan) -> None:
         """Queue a sampled span."""
         tracer = active.get()
-        if span.context is not None and span.context.trace_flags.sampled:
-            if isinstance(tracer, Tracer):
-                tracer.add_user_span(span)
+        sampled = span.context is not None and span.context.trace_flags.sampled
+        if sampled and isinstance(tracer, Tracer):
+            tracer.add_user_span(span)
 
+    @override
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Send what is queued."""
         tracer = active.get()
@@ -131,24 +142,27 @@ class UserSpanProcessor(SpanProcessor):
 class ArgusIdGenerator(IdGenerator):
     """Random ids from the system, so that ``random.seed(0)`` on every rank changes nothing."""
 
+    @override
     def generate_span_id(self) -> int:
         """64 bits, never 0."""
         while not (value := int.from_bytes(os.urandom(8), "little")):
             pass
         return value
 
+    @override
     def generate_trace_id(self) -> int:
         """128 bits, never 0."""
         while not (value := int.from_bytes(os.urandom(16), "little")):
             pass
         return value
 
+    @override
     def is_trace_id_random(self) -> bool:
         """Whether the W3C random flag may be set: yes."""
         return True
 
 
-class ArgusInstrumentor(BaseInstrumentor):
+class ArgusInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     """Our hooks, as OpenTelemetry instruments a library."""
 
     _tracer: Tracer | None = None
@@ -340,7 +354,9 @@ class Tracer:
         if trace.get_tracer_provider().__class__.__module__.startswith("opentelemetry.trace"):
             ArgusDistro().configure()
             with contextlib.suppress(Exception):
-                _OTelSDKConfigurator().configure(export_span_processor=_export_processor)
+                _OTelSDKConfigurator().configure(  # type: ignore[no-untyped-call]
+                    export_span_processor=_export_processor
+                )
         self.instrumentation.install()
 
     # -- the step's trace context -------------------------------------------------------------
@@ -401,8 +417,8 @@ def _job_start_s(environ: Mapping[str, str]) -> float:
             Path(f"/proc/{os.getppid()}/stat").read_text("ascii").rpartition(")")[2].split()[19]
         )
         uptime_s = float(Path("/proc/uptime").read_text("ascii").split()[0])
-        return time.time() - uptime_s + boot_ticks / os.sysconf("SC_CLK_TCK")  # noqa: TID251
-    return time.time()  # noqa: TID251 - a name for people, not a measurement
+        return time.time() - uptime_s + boot_ticks / os.sysconf("SC_CLK_TCK")
+    return time.time()
 
 
 def _whole(text: str) -> int:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -27,8 +27,8 @@ from argus_otel.encode import (
     encode_trace_requests,
     encode_user_spans,
 )
-from argus_otel.export import Sender, Signal
 from argus_otel.encode.meters import Meters
+from argus_otel.export import Sender, Signal
 from argus_otel.record.capture import CapturePlan
 from argus_otel.record.recorder import Recorder
 from argus_otel.record.ring import EventRing
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from argus_otel._runtime.faults import FaultLog
-    from argus_otel.condense import Condensed
     from argus_otel.settings import Settings
     from argus_otel.wire.identity import Identity
     from argus_otel.wire.spans import Span, SpanRows
@@ -228,11 +227,9 @@ class Worker:
         key = (row.name, tuple(row.constants.items()), tuple(row.ints), tuple(row.doubles))
         template = self._templates.get(key)
         if template is None:
-            template = SpanTemplate(
-                row.name,
-                constants=row.constants,
-                fields=dict.fromkeys(row.ints, "int") | dict.fromkeys(row.doubles, "double"),
-            )
+            fields: dict[str, Literal["int", "double", "bool"]] = dict.fromkeys(row.ints, "int")
+            fields.update(dict.fromkeys(row.doubles, "double"))
+            template = SpanTemplate(row.name, constants=row.constants, fields=fields)
             self._templates[key] = template
             if len(self._templates) > _MAX_TEMPLATES:
                 self._templates.popitem(last=False)
@@ -295,7 +292,7 @@ class Worker:
         self._next_metrics_s = now_s + self._metric_interval_s
         stats = self._sender.stats
         points = self._meters.points(
-            time.time_ns(),  # noqa: TID251 - Unix time of a metric, not a measurement
+            time.time_ns(),
             sent_bytes=stats.sent_bytes,
             queue_bytes=stats.queue_bytes,
             drops=self._drops(),

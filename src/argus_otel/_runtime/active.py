@@ -41,5 +41,5 @@ def get() -> Tracer | None:
 
 def put(tracer: Tracer | None) -> None:
     """Install or remove the tracer."""
-    global _tracer  # noqa: PLW0603
+    global _tracer
     _tracer = tracer

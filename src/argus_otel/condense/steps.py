@@ -322,7 +322,10 @@ def _collectives(
 
 
 def _ddp_backward_windows(rows: NDArray[np.void]) -> NDArray[np.void]:
-    return rows[(rows["kind"] == events.BACKWARD) & (rows["c"] & events.DDP_WAITS != 0)]
+    windows: NDArray[np.void] = rows[
+        (rows["kind"] == events.BACKWARD) & (rows["c"] & events.DDP_WAITS != 0)
+    ]
+    return windows
 
 
 def _wait_ns(

@@ -106,7 +106,7 @@ class Timeline:
         fits = place < MAX_PHASE_SPANS
         order, step, name, place = order[fits], step[fits], name[fits], place[fits]
         start_ns, end_ns, count = phases.start_ns[first][order], end_ns[order], count[order]
-        total_s = total_ns[order] * 1e-9
+        total_s: NDArray[np.float64] = np.asarray(total_ns[order] * 1e-9, np.float64)
         span_id = self._take_ids(step, place)
         # Where a phase is alone under its name, the collectives issued in it hang below it.
         self._phase_span: dict[tuple[int, int], int] = {}
@@ -202,7 +202,8 @@ class Timeline:
         last_ns = np.full(n, np.iinfo(np.int64).min)
         np.maximum.at(last_ns, which, finish_ns)
         size = np.bincount(which, weights=rows.payload_bytes, minlength=n).astype(np.int64)
-        blocked_s = np.bincount(which, weights=finish_ns - rows.arrival_ns, minlength=n) * 1e-9
+        blocked_ns = np.bincount(which, weights=finish_ns - rows.arrival_ns, minlength=n)
+        blocked_s: NDArray[np.float64] = np.asarray(blocked_ns * 1e-9, np.float64)
         all_known = np.bincount(which, weights=known, minlength=n) == count
         # The busiest kinds of a step, if there are more kinds than places.
         order = np.lexsort((-count, rows.step[first]))
@@ -295,7 +296,7 @@ class Timeline:
 
     def _take_ids(self, step: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.uint64]:
         """The next ids of each step; ``place`` counts within the step, from 0."""
-        taken = self._span_ids[step, self._used[step] + place]
+        taken: NDArray[np.uint64] = self._span_ids[step, self._used[step] + place]
         np.maximum.at(self._used, step, self._used[step] + place + 1)
         return taken
 
@@ -306,7 +307,8 @@ def _rank_within(group: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.empty(0, dtype=np.int64)
     first = np.concatenate(([0], np.flatnonzero(np.diff(group)) + 1))
     lengths = np.diff(np.append(first, group.size))
-    return np.arange(group.size) - np.repeat(first, lengths)
+    place: NDArray[np.int64] = np.arange(group.size) - np.repeat(first, lengths)
+    return place
 
 
 def exception_span(

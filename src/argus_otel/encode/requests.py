@@ -54,36 +54,71 @@ def encode_trace_requests(
         max_bytes: No body is longer, uncompressed, unless one single span is.
         scope_version: Version of the instrumentation, for all scopes.
     """
-    schema = message(3, text(SCHEMA_URL))
-    frame = message(1, resource), schema
-    empty_bytes = sum(map(len, frame)) + _WRAPPING_BYTES
-    done: list[bytes] = []  # finished scope_spans fields of the body under way
-    body_bytes, spans = empty_bytes, 0
+    body = _Body(resource, max_bytes)
     for name, batches in scopes.items():
-        scope = encode_scope(name, scope_version)
-        scope_bytes = len(scope) + len(schema) + _WRAPPING_BYTES
-        parts: list[bytes] = []
+        body.begin_scope(name, scope_version)
         for batch in batches:
             rest = batch
             while rest.count:
-                room = max_bytes - body_bytes - (0 if parts else scope_bytes)
-                part, left = _take(rest, room)
-                if part is None and spans:  # full: send what there is, begin anew
-                    if parts:
-                        done.append(message(2, b"".join((scope, *parts, schema))))
-                    yield _finish(frame, done), spans
-                    done, parts, body_bytes, spans = [], [], empty_bytes, 0
+                part, left = _take(rest, body.room())
+                if part is None and body.spans:  # full: send what there is, begin anew
+                    yield body.finish()
                     continue
                 if part is None:  # a single span above the limit
                     part, left = _take_one(rest)
-                body_bytes += len(part.data) + (0 if parts else scope_bytes)
-                parts.append(part.data)
-                spans += part.count
+                body.add(part)
                 rest = left
-        if parts:
-            done.append(message(2, b"".join((scope, *parts, schema))))
-    if spans:
-        yield _finish(frame, done), spans
+    if body.spans:
+        yield body.finish()
+
+
+class _Body:
+    """One request under way, as pieces that are copied once, at its end."""
+
+    def __init__(self, resource: bytes, max_bytes: int) -> None:
+        self._resource = message(1, resource)
+        self._schema = message(3, text(SCHEMA_URL))
+        self._max_bytes = max_bytes
+        self._scope = b""
+        self._clear()
+
+    def _clear(self) -> None:
+        self.spans = 0
+        self._scopes: list[list[bytes]] = []
+        self._in_scope = False
+        self._size = len(self._resource) + len(self._schema) + _WRAPPING_BYTES
+
+    def begin_scope(self, name: str, version: str) -> None:
+        self._scope = encode_scope(name, version)
+        self._in_scope = False
+
+    def room(self) -> int:
+        """Bytes left for spans of the current scope."""
+        return self._max_bytes - self._size - (0 if self._in_scope else self._scope_bytes())
+
+    def _scope_bytes(self) -> int:
+        return len(self._scope) + len(self._schema) + _WRAPPING_BYTES
+
+    def add(self, part: EncodedSpans) -> None:
+        if not self._in_scope:
+            self._scopes.append([self._scope])
+            self._size += self._scope_bytes()
+            self._in_scope = True
+        self._scopes[-1].append(part.data)
+        self._size += len(part.data)
+        self.spans += part.count
+
+    def finish(self) -> tuple[bytes, int]:
+        """The request and its number of spans; what is added next begins another."""
+        pieces = [self._resource]
+        for scope in self._scopes:
+            scope.append(self._schema)
+            pieces += (b"\x12", varint(sum(map(len, scope))), *scope)
+        pieces.append(self._schema)
+        whole = b"".join((b"\x0a", varint(sum(map(len, pieces))), *pieces))
+        spans = self.spans
+        self._clear()
+        return whole, spans
 
 
 def _take(batch: EncodedSpans, room: int) -> tuple[EncodedSpans | None, EncodedSpans]:
@@ -119,9 +154,3 @@ def _next_entry(data: bytes, at: int) -> int:
         if byte < 128:
             return at + size
         shift += 7
-
-
-def _finish(frame: tuple[bytes, bytes], scope_spans: list[bytes]) -> bytes:
-    resource, schema = frame
-    inner = b"".join((resource, *scope_spans, schema))
-    return b"\x0a" + varint(len(inner)) + inner

@@ -145,16 +145,17 @@ class SpanTemplate:
             fields={key: np.asarray(fields[key]) for key in self.fields},
         )
         columns.check(n)
-        return b"".join(
-            [self._encode_block(columns.block(at, at + _BLOCK)) for at in range(0, n, _BLOCK)]
-        )
+        orphans = columns.parent.ndim == 0 and not columns.parent
+        rows = np.empty((n, (self._orphan_row if orphans else self._row).size), dtype=np.uint8)
+        for at in range(0, n, _BLOCK):
+            self._fill_rows(rows[at : at + _BLOCK], columns.block(at, at + _BLOCK), orphans=orphans)
+        return rows.tobytes()
 
-    def _encode_block(self, columns: _Columns) -> bytes:
-        if columns.parent.ndim == 0 and not columns.parent:
+    def _fill_rows(self, rows: NDArray[np.uint8], columns: _Columns, *, orphans: bool) -> None:
+        if orphans:
             template, head, gap = self._orphan_row, self._orphan_head, _PARENT_PLACE
         else:
             template, head, gap = self._row, self._head, 0
-        rows = np.empty((columns.span_id.size, template.size), dtype=np.uint8)
         rows[:] = template
         at = head + self._trace_id_at
         rows[:, at : at + 16] = columns.trace_ids
@@ -165,7 +166,6 @@ class SpanTemplate:
         _words(rows, head + self._start_at)[:] = columns.start_ns
         _words(rows, head + self._end_at)[:] = columns.end_ns
         self._fill_fields(rows, head, columns.fields)
-        return rows.tobytes()
 
     @staticmethod
     def _fill_parents(rows: NDArray[np.uint8], at: int, parents: NDArray[np.uint64]) -> None:

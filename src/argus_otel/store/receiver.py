@@ -37,6 +37,9 @@ MAX_BODY_BYTES: Final = 20 * 2**20
 """As the Collector's own OTLP/HTTP receiver."""
 MAX_DECODED_BYTES: Final = 64 * 2**20
 
+_POLL_S: Final = 0.05
+"""How soon ``stop`` is noticed."""
+
 _REQUESTS: Final[Mapping[str, type[Any]]] = {
     "/v1/traces": ExportTraceServiceRequest,
     "/v1/metrics": ExportMetricsServiceRequest,
@@ -88,7 +91,10 @@ class Receiver:
             ) from error
         self._commit = GroupCommit(sink, gather_s=gather_s, max_pending_bytes=max_pending_bytes)
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="argus-store-receiver", daemon=True
+            target=self._server.serve_forever,
+            args=(_POLL_S,),
+            name="argus-store-receiver",
+            daemon=True,
         )
 
     @property

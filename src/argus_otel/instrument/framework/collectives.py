@@ -175,9 +175,9 @@ def _op_codes() -> list[int]:
     from torch._C import _distributed_c10d
 
     names = _distributed_c10d.HookOpName.__members__
-    codes = [OPS.index("other")] * (max(int(value) for value in names.values()) + 1)
+    codes = [OPS.index("other")] * (max(value.value for value in names.values()) + 1)
     for name, value in names.items():
-        codes[int(value)] = OPS.index(_OP_NAMES.get(name, "other"))
+        codes[value.value] = OPS.index(_OP_NAMES.get(name, "other"))
     return codes
 
 
