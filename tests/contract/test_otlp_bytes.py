@@ -208,6 +208,23 @@ def numbered_spans(count, *, name="s"):
     return EncodedSpans(data, count)
 
 
+def ragged_spans(count):
+    """The same numbers in spans of different lengths, as digests have."""
+    spans = [
+        encode_span(
+            name="s" * (n % 7),
+            trace_id=TRACE_ID,
+            span_id=span_bytes(n + 1),
+            parent_span_id=None,
+            start_ns=0,
+            end_ns=0,
+            attributes={"n": n},
+        )
+        for n in range(count)
+    ]
+    return EncodedSpans(b"".join(spans), count)
+
+
 def test_a_request_carries_resource_scopes_and_schema():
     resource = {"service.name": "trainer", "dl.rank": 3, "process.pids": [1, 2]}
 
@@ -242,15 +259,22 @@ def test_a_request_carries_resource_scopes_and_schema():
 
 
 @given(
-    counts=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40)), max_size=8),
+    counts=st.lists(
+        st.tuples(
+            st.sampled_from("ab"),
+            st.integers(0, 40),
+            st.sampled_from([numbered_spans, ragged_spans]),
+        ),
+        max_size=8,
+    ),
     max_bytes=st.integers(1, 4000),
 )
 def test_bodies_stay_under_the_limit_and_lose_no_span(counts, max_bytes):
     """Only a body of one single span may be longer than the limit."""
     scopes = {"a": [], "b": []}
-    for scope, count in counts:
-        scopes[scope].append(numbered_spans(count))
-    total = sum(count for _, count in counts)
+    for scope, count, make in counts:
+        scopes[scope].append(make(count))
+    total = sum(count for _, count, _ in counts)
 
     bodies = list(encode_trace_requests(encode_resource({"k": "v"}), scopes, max_bytes=max_bytes))
 
