@@ -127,7 +127,7 @@ def condense_steps(
     collectives = _collectives(batch, step_E, kind, phases)
     wait_ns = _wait_ns(rows, row_step, waits, wait_step, collectives, start_ns, s)
     known = _waits_are_known(
-        rows, waits, wait_step, batch, step_E, kind, collectives, group_blocks_host, s
+        rows, waits, wait_step, batch, kind, collectives, group_blocks_host, s
     )
     known &= (marks["t1"] & events.DEVICE) == 0
     columns = StepColumns(
@@ -357,7 +357,6 @@ def _waits_are_known(
     waits: NDArray[np.void],
     wait_step: NDArray[np.int64],
     batch: NDArray[np.void],
-    step_E: NDArray[np.int64],
     kind: NDArray[np.int64],
     collectives: CollectiveRows,
     group_blocks_host: NDArray[np.bool_],

@@ -1,0 +1,107 @@
+"""``argus run -- COMMAND``: run a training job traced, without knowing OpenTelemetry."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from argus_otel._runtime.errors import ArgusError, ConfigError
+from argus_otel.cli.launching import find_command, run_and_wait, traced_environment
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        "run",
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    )(run)
+
+
+def run(
+    command: Annotated[
+        list[str], typer.Argument(help="The command, after --: argus run -- torchrun train.py")
+    ],
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="Where to send; default OTEL_EXPORTER_OTLP_ENDPOINT, else localhost."),
+    ] = None,
+    service: Annotated[
+        str | None, typer.Option(help="Service name; default OTEL_SERVICE_NAME.")
+    ] = None,
+    run_id: Annotated[str | None, typer.Option(help="Name of this run, to search by.")] = None,
+    local: Annotated[
+        bool,
+        typer.Option("--local", help="Receive the telemetry here and keep it in --store."),
+    ] = False,
+    store: Annotated[
+        Path | None, typer.Option(help="With --local: the folder. Default: argus-store.")
+    ] = None,
+) -> None:
+    """Run a command with its training processes traced.
+
+    Works like opentelemetry-instrument. With --local no Collector and no Jaeger is needed: the
+    telemetry is received beside the job, and a finished store is left behind.
+    """
+    environ = traced_environment(os.environ)
+    if service:
+        environ["OTEL_SERVICE_NAME"] = service
+    if run_id:
+        environ["ARGUS_RUN_ID"] = run_id
+    if endpoint:
+        environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
+    found = find_command(command)
+    if not local:
+        if store is not None:
+            raise ConfigError(
+                "argus run --store",
+                got=f"{str(store)!r} without --local",
+                expected="--local, which keeps the telemetry in that folder",
+                fix="Add --local, or drop --store to send to a Collector.",
+            )
+        sys.stdout.flush()
+        os.execve(found[0], found, environ)  # noqa: S606 - the user's own command
+    raise typer.Exit(run_local(found, environ, store or Path("argus-store")))
+
+
+def run_local(command: list[str], environ: dict[str, str], store: Path) -> int:
+    """Run a command beside an embedded receiver; a finished store when it returns.
+
+    Returns:
+        The command's exit code.
+
+    Raises:
+        ArgusError: The packages of a store are not installed.
+    """
+    try:
+        from argus_otel.store.receiver import Receiver
+        from argus_otel.store.writer import ParquetWriter
+    except ModuleNotFoundError as error:
+        raise ArgusError(
+            "argus run --local",
+            got=f"called without the package {error.name!r}",
+            expected="the packages of the embedded store",
+            fix="Install them: pip install 'argus-otel[service]'",
+        ) from error
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with ParquetWriter(store) as writer, Receiver(writer, port=0) as receiver:
+        for name in [name for name in environ if name.startswith("OTEL_EXPORTER_OTLP_")]:
+            del environ[name]  # a stray header or protocol would keep the job from reaching us
+        environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.endpoint
+        environ["OTEL_EXPORTER_OTLP_PROTOCOL"] = "http/protobuf"
+        code = run_and_wait(command, environ)
+        spans = receiver.counts["spans"]
+    console.print(f"argus: {spans} spans in {store}", markup=False)
+    if spans:
+        console.print(f"argus: now  argus detect --store {store}", markup=False)
+    else:
+        console.print(
+            "argus: nothing arrived. Did the command train, with a Python that has argus-otel? "
+            "`argus doctor` tells.",
+            markup=False,
+        )
+    return code
