@@ -14,6 +14,8 @@ WHEEL  := .venv-wheel
 LIGHT_TESTS := tests/unit tests/detectors tests/architecture --ignore=tests/unit/instrument \
                --ignore=tests/unit/stack -m "not multiproc and not gpu"
 
+BENCHES := $(filter bench/encode.py bench/gil.py bench/overhead.py,$(wildcard bench/*.py))
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo stack test lint format types imports semconv semconv-check docs check \
@@ -91,8 +93,9 @@ $(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
 
 check: lint types imports semconv-check docs wheel-test lowest test ## all that CI runs
 
-bench: setup ## overhead of a traced training loop against the same loop bare, in pairs
-	$(BIN)/python bench/overhead.py
+bench: setup ## the measurements that the documentation quotes, into bench/results (leave the machine idle)
+	set -e; for script in $(BENCHES); do \
+	  $(BIN)/python $$script --out bench/results/$$(basename $$script .py).json; done
 
 clean: ## remove what was built, and the small environments; .venv and the Go builds stay
 	rm -rf build dist site $(LOWEST) $(WHEEL) .mypy_cache .ruff_cache .pytest_cache .hypothesis \
