@@ -43,7 +43,9 @@ def _options(
 
 def main() -> None:
     """Run ``argus``; never a traceback for what a person or a server did."""
-    for name in _COMMANDS:
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
+    # Only the command that was asked for is loaded: pyarrow and plotly take a second each.
+    for name in (asked,) if asked in _COMMANDS else _COMMANDS:
         try:
             module = importlib.import_module(f"argus_otel.cli.{name}")
         except ModuleNotFoundError as error:
