@@ -128,7 +128,12 @@ class TargetConnection:
 
 
 def _read_answer(response: urllib3.BaseHTTPResponse) -> Answer:
-    data = response.read(MAX_ANSWER_BYTES + 1, decode_content=False)
+    try:
+        data = response.read(MAX_ANSWER_BYTES + 1, decode_content=False)
+    except (HTTPError, HTTPException, OSError):
+        # The status is known, and what was accepted must not be sent again.
+        response.close()
+        return Answer(status=response.status, headers=response.headers, body=b"")
     if len(data) > MAX_ANSWER_BYTES:
         response.close()  # with the rest unread, the connection cannot be used again
     else:

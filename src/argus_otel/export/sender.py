@@ -323,10 +323,13 @@ class Sender:
         route.not_before_s = self._clock() + delay_s
         with self._counting:
             self._stats.last_error = problem
+        hint = ""
+        if cause == "connection_lost" and ":4317/" in route.target.url:
+            hint = " (4317 is gRPC's port, OTLP/HTTP has 4318)"
         self._warn(
             f"{request.signal} {cause}",
             route.target.url,
-            f"{problem}; up to {self._queue_limit_bytes >> 20} MiB wait, training goes on",
+            f"{problem}{hint}; up to {self._queue_limit_bytes >> 20} MiB wait, training goes on",
         )
         if dropped := self._queue.put_back(request):
             self._drop_for_room(dropped)
@@ -343,6 +346,11 @@ class Sender:
             why = f"{route.target.url} refuses even one of this size (HTTP 413)"
             self._drop(TOO_LARGE, request.records, why)
             return
+        self._warn(
+            f"{request.signal} http_413",
+            route.target.url,
+            "requests are too large for it and go in halves; raise its max_request_body_size",
+        )
         first, second = halves
         share = round(request.records * first.items / (first.items + second.items))
         counts = (share, request.records - share)

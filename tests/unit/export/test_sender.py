@@ -9,6 +9,8 @@ import time
 import warnings
 
 import pytest
+import urllib3
+from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTracePartialSuccess,
     ExportTraceServiceResponse,
@@ -276,6 +278,19 @@ def test_an_endless_answer_is_not_read_to_its_end(sender, receiver, spans_body):
     assert len({request.client_port for request in receiver.requests}) == 2
 
 
+def test_an_accepted_request_is_not_sent_again_because_its_answer_broke_off(
+    make_sender, receiver, spans_body, numbers
+):
+    sender = make_sender(timeout_s=SHORT_S)
+    receiver.respond(200, {"Content-Length": "100"}, b"cut short")
+    sender.submit(Signal.TRACES, spans_body(1), 1)
+
+    sender.pump(BUDGET_S)
+
+    assert sender.stats.sent_records == 1
+    assert sender.next_due_s() is None
+
+
 # --- No answer -------------------------------------------------------------------------------------
 
 
@@ -537,6 +552,24 @@ def test_a_child_that_is_rearmed_uses_a_connection_of_its_own(
     assert numbers() == [0, 7, 1]
     first, childs, second = [request.client_port for request in receiver.requests]
     assert first == second != childs
+
+
+def test_posts_are_hidden_from_instrumentations(sender, receiver, spans_body, monkeypatch):
+    """Where urllib3 is instrumented, a span for each post would make a post for each span."""
+    enabled = []
+    original = urllib3.HTTPConnectionPool.urlopen
+
+    def instrumented(*args, **kwargs):
+        enabled.append(is_instrumentation_enabled())
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(urllib3.HTTPConnectionPool, "urlopen", instrumented)
+    sender.submit(Signal.TRACES, spans_body(1), 1)
+
+    sender.pump(BUDGET_S)
+
+    assert enabled == [False]
+    assert is_instrumentation_enabled()
 
 
 def test_a_http_proxy_carries_the_posts(make_sender, receiver, spans_body, numbers):

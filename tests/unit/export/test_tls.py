@@ -1,8 +1,12 @@
 """https: who is trusted, and who the endpoint trusts."""
 
+import contextlib
 import shutil
+import socket
+import socketserver
 import ssl
 import subprocess
+import threading
 
 import pytest
 
@@ -117,6 +121,46 @@ def test_a_silent_endpoint_is_left_in_time_over_tls_too(receiver, certificates, 
 
     assert sender.stats.queue_records == 1
     sender.close()
+
+
+class TunnelHandler(socketserver.StreamRequestHandler):
+    """An HTTP proxy that knows CONNECT and nothing else."""
+
+    def handle(self):
+        method, place, _ = self.rfile.readline().decode().split()
+        while self.rfile.readline().strip():
+            pass
+        self.server.asked.append((method, place))
+        host, _, port = place.partition(":")
+        with socket.create_connection((host, int(port))) as onward:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            back = threading.Thread(target=self.copy, args=(onward, self.connection))
+            back.start()
+            self.copy(self.connection, onward)
+            back.join()
+
+    @staticmethod
+    def copy(source, sink):
+        while data := source.recv(65536):
+            sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+def test_https_goes_through_a_proxy_as_a_tunnel(send_one, certificates, receiver):
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), TunnelHandler) as proxy:
+        proxy.asked = []
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.02,))
+        thread.start()
+        stats = send_one(
+            certificate_file=str(certificates / "authority.pem"),
+            proxy_url=f"http://127.0.0.1:{proxy.server_address[1]}",
+        )
+        proxy.shutdown()
+        thread.join()
+
+        assert stats.sent_records == 1
+        assert proxy.asked == [("CONNECT", receiver.endpoint.removeprefix("https://"))]
 
 
 def test_the_environment_names_the_files(certificates):
