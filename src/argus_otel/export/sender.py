@@ -12,14 +12,15 @@ import os
 import random as random_module
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
-from argus_otel.export import retry
+from argus_otel.export import retry, stats
 from argus_otel.export.connection import TargetConnection, UnreachableError
 from argus_otel.export.queue import Request, RequestQueue
 from argus_otel.export.requests import compress, decompress, read_partial_success, split_request
+from argus_otel.export.stats import SenderStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,35 +35,8 @@ FIRST_POST_JITTER_S: Final = 1.0
 """Ranks that start in the same second spread their first posts over this, and with them the
 handshakes; later posts follow each rank's own rhythm."""
 
-# Causes of drops; the `cause` of argus.self.drops.
-QUEUE_FULL: Final = "queue_full"
-REFUSED: Final = "refused"
-TOO_LARGE: Final = "too_large"
-PARTIAL: Final = "partial_success"
-CLOSED: Final = "closed"
-NO_TARGET: Final = "no_target"
-
 # A request that no time is left for is not begun: it would only be cut off and sent again.
 _SHORTEST_POST_S: Final = 0.01
-
-
-@dataclass(slots=True, kw_only=True)
-class SenderStats:
-    """Totals since the sender was made (or re-armed after a fork)."""
-
-    sent_bytes: int = 0
-    """Compressed bytes of accepted requests."""
-    sent_records: int = 0
-    """Records that the endpoint accepted."""
-    requests: int = 0
-    """Posts tried, failed ones too."""
-    drops: dict[str, int] = field(default_factory=dict)
-    """Cause to records given up."""
-    queue_bytes: int = 0
-    """Compressed bytes waiting."""
-    queue_records: int = 0
-    last_error: str | None = None
-    """Most recent trouble; None after a request was accepted."""
 
 
 @dataclass(slots=True)
@@ -151,7 +125,11 @@ class Sender:
             return
         route = self._routes.get(signal)
         if route is None or self._closed:
-            self._drop(NO_TARGET if route is None else CLOSED, records, f"no place for {signal}")
+            self._drop(
+                stats.NO_TARGET if route is None else stats.CLOSED,
+                records,
+                f"no place for {signal}",
+            )
             return
         packed = compress(body, route.target.compression)
         dropped = self._queue.append(Request(signal=signal, body=packed, records=records))
@@ -222,7 +200,7 @@ class Sender:
             return
         self._closed = True
         if left := self._queue.clear():
-            self._drop(CLOSED, left, "the process ended before they could be sent")
+            self._drop(stats.CLOSED, left, "the process ended before they could be sent")
         for route in self._routes.values():
             if route.connection is not None:
                 route.connection.close()
@@ -290,7 +268,7 @@ class Sender:
             self._answered(route, f"HTTP {answer.status}")
             excerpt = answer.body[:200].decode("utf-8", "replace")
             why = f"{route.target.url} answered HTTP {answer.status}: {excerpt!r}"
-            self._drop(REFUSED, request.records, why, log_cause=f"http_{answer.status}")
+            self._drop(stats.REFUSED, request.records, why, log_cause=f"http_{answer.status}")
 
     def _accept(self, request: Request, route: _Route, answer: Answer) -> None:
         if self._stats.last_error is not None and route.failures:
@@ -301,7 +279,7 @@ class Sender:
         self._count(sent_bytes=len(request.body), sent_records=request.records - rejected)
         if rejected:
             why = f"{route.target.url} took in the rest: {message[:200]!r}"
-            self._drop(PARTIAL, rejected, why)
+            self._drop(stats.PARTIAL, rejected, why)
         elif message:  # a warning of the endpoint's, with everything taken in
             self._warn(f"{request.signal} accepted", route.target.url, message[:200])
 
@@ -344,7 +322,7 @@ class Sender:
             halves = None
         if halves is None:
             why = f"{route.target.url} refuses even one of this size (HTTP 413)"
-            self._drop(TOO_LARGE, request.records, why)
+            self._drop(stats.TOO_LARGE, request.records, why)
             return
         self._warn(
             f"{request.signal} http_413",
@@ -378,7 +356,7 @@ class Sender:
 
     def _drop_for_room(self, records: int) -> None:
         limit = f"{self._queue_limit_bytes >> 20} MiB"
-        self._drop(QUEUE_FULL, records, f"{limit} were waiting, the oldest gave way")
+        self._drop(stats.QUEUE_FULL, records, f"{limit} were waiting, the oldest gave way")
 
     def _drop(self, cause: str, records: int, why: str, *, log_cause: str | None = None) -> None:
         with self._counting:
