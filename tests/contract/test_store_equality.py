@@ -1,0 +1,114 @@
+"""One run, sent to the embedded store and through a Collector to a real Jaeger, reads the same."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+
+from argus_otel.semconv import names
+from argus_otel.stack import GoMissingError, build_stack, running_stack
+from argus_otel.store.opening import open_store
+from argus_otel.store.receiver import Receiver
+from argus_otel.store.writer import ParquetWriter
+from argus_otel.testing.otlp import (
+    add_scope,
+    add_span,
+    digest_request,
+    example_digest,
+    resource_of,
+    trace_of,
+)
+from argus_otel.wire import scopes
+from argus_otel.wire.digest import fold_sync
+
+# Building the Collector and Jaeger takes minutes, once; whichever test comes first pays for it.
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(1800)]
+
+RANKS = 4
+STEPS = 120  # more than Jaeger is asked for at once
+PAUSE_STEP = 5
+WITHIN_S = 120  # a deadline for a loaded machine, not an expectation
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory):
+    try:
+        binaries = build_stack()
+    except GoMissingError as error:
+        pytest.skip(f"no Collector and Jaeger: {error.where} is {error.got}")
+    with running_stack(
+        config="gateway",
+        decision_wait_s=1,
+        directory=tmp_path_factory.mktemp("stack"),
+        binaries=binaries,
+    ) as running:
+        yield running
+
+
+def requests():
+    """A job a minute ago: plain steps, folded ones, a damaged digest, a pause, two services."""
+    start_ns = time.time_ns() - 60 * 10**9
+    for rank in range(RANKS):
+        service = "training" if rank else "training-master"
+        resource = resource_of(rank, world_size=RANKS, service=service, **{"hw.id": f"GPU-{rank}"})
+        digests = [example_digest(step, rank, start_ns=start_ns) for step in range(STEPS)]
+        for digest in digests[10:20]:
+            digest.sync = fold_sync(digest.sync)
+            digest.gc_s, digest.gc_count, digest.keep, digest.truncated = 0.01, 1, "slow", True
+        request = digest_request(digests, resource)
+        if rank == 1:
+            damaged = request.resource_spans[0].scope_spans[0].spans[30]
+            for pair in damaged.attributes:
+                if pair.key == names.ARGUS_DIGEST_SYNC:
+                    pair.value.string_value = "damaged"
+        if rank == 2:
+            scope = add_scope(request, resource, scopes.TIMELINE)
+            begin_ns = start_ns + PAUSE_STEP * 100_000_000 + 7_000_000
+            attributes = {names.ARGUS_KEEP: "event", names.ARGUS_GC_GENERATION: 2}
+            trace_id = trace_of(PAUSE_STEP, rank, resource)
+            times = (begin_ns, begin_ns + 60_000_000)
+            add_span(scope, "gc", trace_id, b"\1" * 8, times, attributes=attributes)
+        yield request.SerializeToString()
+
+
+def post(client: httpx.Client, endpoint: str, body: bytes) -> None:
+    headers = {"Content-Type": "application/x-protobuf"}
+    client.post(f"{endpoint}/v1/traces", content=body, headers=headers).raise_for_status()
+
+
+def read_when_complete(store):
+    """Poll until everything has gone through the Collector."""
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        if store.runs():
+            run = store.resolve("latest")
+            tables = store.read(run)
+            if tables.steps.num_rows == RANKS * STEPS - 1 and tables.events.num_rows:
+                return run, tables
+        assert time.monotonic() < deadline, "Jaeger did not show the whole run in time"
+
+
+def test_the_embedded_store_and_jaeger_give_the_same_tables(stack, tmp_path):
+    """Detectors must not see another run because it was kept elsewhere."""
+    with (
+        Receiver(ParquetWriter(tmp_path), gather_s=0) as receiver,
+        httpx.Client(trust_env=False, timeout=60) as client,
+    ):
+        for body in requests():
+            post(client, receiver.endpoint, body)
+            post(client, stack.otlp_http_url, body)
+    embedded = open_store(str(tmp_path))
+    jaeger = open_store(f"jaeger+{stack.jaeger_query_url}")
+
+    jaeger_run, from_jaeger = read_when_complete(jaeger)
+    embedded_run, from_parquet = read_when_complete(embedded)
+
+    assert jaeger_run.run == embedded_run.run
+    assert jaeger_run.steps == embedded_run.steps
+    assert from_jaeger.damaged_digests == from_parquet.damaged_digests == 1
+    for name in ("steps", "collectives", "ranks", "groups", "events"):
+        assert getattr(from_jaeger, name).equals(getattr(from_parquet, name)), name
+    window = (PAUSE_STEP, PAUSE_STEP + 1)
+    assert jaeger.spans(jaeger_run, window).equals(embedded.spans(embedded_run, window))
