@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import socket
 import sys
 import time
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("argus_otel")
 
 DEFAULT_SERVICE_NAME: Final = "pytorch-training"
+_UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 DEFAULT_METRIC_INTERVAL_MS: Final = 60_000
 """OTEL_METRIC_EXPORT_INTERVAL's default in the OpenTelemetry specification."""
 
@@ -402,7 +404,9 @@ def _first_identity(settings: Settings, environ: Mapping[str, str]) -> Identity:
 def _scheduler_run_id(environ: Mapping[str, str]) -> str:
     for name in _SCHEDULER_RUN_IDS:
         value = environ.get(name, "")
-        if value and value.lower() != "none":  # torchrun's default id is the word "none"
+        # torchrun's own default is the word "none", or with --standalone a random UUID, which
+        # no person would search by.
+        if value and value.lower() != "none" and not _UUID.fullmatch(value):
             return value
     return time.strftime("run-%Y%m%d-%H%M%S", time.gmtime(_job_start_s(environ)))
 

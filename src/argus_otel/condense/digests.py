@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -146,31 +148,61 @@ def _sync_columns(
     identity: Identity,
 ) -> SyncColumns:
     group, op, count, peer = rows.group[c], rows.op[c], rows.count[c], rows.peer[c]
-    used: dict[int, int] = {}
-    local = [used.setdefault(index, len(used)) for index in group.tolist()]
-    start_counts = [0] * len(used)
-    seen: set[int] = set()
-    channels: dict[tuple[int, int, int], int] = {}
-    for index, code, number, other in zip(
-        local, op.tolist(), count.tolist(), peer.tolist(), strict=True
-    ):
-        if code == _SEND or code == _RECV:
-            ends = (identity.rank, other) if code == _SEND else (other, identity.rank)
-            channels.setdefault((index, *ends), number)
-        elif index not in seen:
-            seen.add(index)
-            start_counts[index] = number
+    shape = _sync_shape(group.tobytes(), op.tobytes(), peer.tobytes(), identity.rank)
+    channels = _NO_CHANNELS
+    if shape.channel_at.size:
+        channels = np.column_stack((shape.channels, count[shape.channel_at]))
     return SyncColumns(
-        group_keys=np.array([groups[index].key for index in used], dtype=np.uint64),
-        start_counts=np.array(start_counts, dtype=np.int64),
-        channels=np.array([(*key, value) for key, value in channels.items()], dtype=np.int64)
-        if channels
-        else _NO_CHANNELS,
-        group=np.array(local, dtype=np.int64),
+        group_keys=np.array([groups[index].key for index in shape.groups], dtype=np.uint64),
+        start_counts=np.where(shape.first_at >= 0, count[shape.first_at], 0)
+        if count.size
+        else shape.first_at,
+        channels=channels,
+        group=shape.local_group,
         op=op,
         payload_bytes=rows.payload_bytes[c],
         peer=peer,
         phase=rows.phase[c],
         arrival_us=arrival_us[c],
         duration_us=duration_us[c],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _SyncShape:
+    """What follows from the kinds of operations alone: the same in every step of most loops."""
+
+    groups: tuple[int, ...]
+    """Groups in the order of their first use."""
+    local_group: NDArray[np.int64]
+    """For each row its place in ``groups``."""
+    first_at: NDArray[np.int64]
+    """For each group its first collective's row; -1 where it has only point-to-point ones."""
+    channels: NDArray[np.int64]
+    """Shape [K, 3]: place in ``groups``, source, destination."""
+    channel_at: NDArray[np.int64]
+    """For each channel its first row."""
+
+
+@lru_cache(maxsize=256)
+def _sync_shape(group: bytes, op: bytes, peer: bytes, rank: int) -> _SyncShape:
+    used: dict[int, int] = {}
+    local: list[int] = []
+    first_at: dict[int, int] = {}
+    channels: dict[tuple[int, int, int], int] = {}
+    columns = (np.frombuffer(column, dtype=np.int64).tolist() for column in (group, op, peer))
+    for row, (index, code, other) in enumerate(zip(*columns, strict=True)):
+        place = used.setdefault(index, len(used))
+        local.append(place)
+        if code == _SEND or code == _RECV:
+            ends = (rank, other) if code == _SEND else (other, rank)
+            channels.setdefault((place, *ends), row)
+        else:
+            first_at.setdefault(place, row)
+    return _SyncShape(
+        groups=tuple(used),
+        local_group=np.array(local, dtype=np.int64),
+        first_at=np.array([first_at.get(place, -1) for place in range(len(used))], dtype=np.int64),
+        channels=np.array(list(channels), dtype=np.int64).reshape(-1, 3),
+        channel_at=np.array(list(channels.values()), dtype=np.int64),
     )

@@ -126,9 +126,7 @@ def condense_steps(
     phases = _phases(batch, step_E, rows, row_step, inside, start_ns, previous_end_ns)
     collectives = _collectives(batch, step_E, kind, phases)
     wait_ns = _wait_ns(rows, row_step, waits, wait_step, collectives, start_ns, s)
-    known = _waits_are_known(
-        rows, waits, wait_step, batch, kind, collectives, group_blocks_host, s
-    )
+    known = _waits_are_known(rows, waits, wait_step, batch, kind, collectives, group_blocks_host, s)
     known &= (marks["t1"] & events.DEVICE) == 0
     columns = StepColumns(
         ordinal=marks["a"],
