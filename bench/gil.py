@@ -50,9 +50,9 @@ def main() -> None:
         print(as_json({"environment": describe_environment(), **results}))
         return
     print(f"{results['unit']}; median over blocks (95 % interval)\n")
-    print(f"{'main thread':<34}{'p50':<26}{'p99':<26}{'spans/s'}")
+    print(f"{'main thread':<36}{'p50':<26}{'p99':<26}{'spans/s'}")
     for name, row in results["loads"].items():
-        print(f"{name:<34}{row['p50_us']!s:<26}{row['p99_us']!s:<26}{row['spans_a_second']:.0f}")
+        print(f"{name:<36}{row['p50_us']!s:<26}{row['p99_us']!s:<26}{row['spans_a_second']:.0f}")
 
 
 def measure(rounds: int) -> dict[str, Any]:
