@@ -212,7 +212,9 @@ def _convert(value: Any, field: Any) -> Any:  # noqa: ANN401
     unit = f" (unit {field.metadata['unit']})" if field.metadata["unit"] else ""
     try:
         number = kind(value)
-    except (TypeError, ValueError):
+        if not isinstance(value, str) and number != value:
+            number = None  # a fraction, in a TOML file, where a whole number is meant
+    except (OverflowError, TypeError, ValueError):
         number = None
     if (
         number is None
@@ -249,3 +251,9 @@ def render_page() -> str:
         "`OTEL_METRICS_EXPORTER`, `OTEL_METRIC_EXPORT_INTERVAL`, and `OTEL_EXPORTER_OTLP_*`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(render_page())

@@ -120,8 +120,10 @@ class Condenser:
                 )
                 begin += int(ends[-1]) + 1
             if cut < batch.size:
-                self._begin_identity(batch[cut])
                 begin = cut + 1
+                started = self._begin_identity(batch[cut], wall_offset_ns)
+                if started is not None:
+                    condensed.append(started)
         self._pending = batch[begin:].copy()
         if self._pending.size > self._capacity:
             # No step has ended for a whole ring: this loop has none, or not the kind we see.
@@ -147,14 +149,18 @@ class Condenser:
         self._pending = self._pending[self._pending["kind"] != events.EXCEPTION]
         return self._identity, spans
 
-    def _begin_identity(self, event: np.void) -> None:
-        self._identity = self._tables.identities[int(event["a"])]
+    def _begin_identity(self, event: np.void, wall_offset_ns: int) -> Condensed | None:
+        identity = self._identity = self._tables.identities[int(event["a"])]
         self._before = Boundary(
             end_ns=int(event["t0"]), cpu_ns=events.NONE, run_delay_ns=events.NONE
         )
         self._told_groups.clear()
         self._keep = KeepRule(self._ratio)
         self._next_ordinal = 0
+        if int(event["a"]) == 0:
+            return None  # the process's start: it may never train
+        span = _start_span(identity, int(event["t0"]) + wall_offset_ns)
+        return Condensed(identity=identity, digests=[], spans=[span])
 
     _next_ordinal = 0
 
@@ -285,6 +291,20 @@ def _pauses(batch: NDArray[np.void], columns: StepColumns) -> tuple[NDArray[Any]
     step = np.searchsorted(ends, where)
     inside = batch["t0"][where] >= columns.start_ns[step]
     return batch[where][inside], step[inside]
+
+
+def _start_span(identity: Identity, time_ns: int) -> Span:
+    trace_id = ids.step_trace_id(identity.nonce, identity.attempt, 0, ids.shard_of(identity.rank))
+    return Span(
+        scope=scopes.DIGEST,
+        name=names.SPAN_RANK_START,
+        trace_id=trace_id,
+        span_id=ids.span_id(trace_id, ids.RANK_STEP, identity.rank, 1),
+        parent_id=ids.span_id(trace_id, ids.ROOT, 0),
+        start_ns=time_ns,
+        end_ns=time_ns,
+        attributes={names.DL_RANK: identity.rank},
+    )
 
 
 def _digest_spans(

@@ -6,6 +6,7 @@ SCHEMA_URL: Final = "https://argus-otel.dev/schemas/1.0.0"
 
 SPAN_TRAIN_STEP: Final = "train.step"
 SPAN_RANK_STEP: Final = "rank.step"
+SPAN_RANK_START: Final = "rank.start"
 SPAN_ARGUS_FINDING: Final = "argus.finding"
 SPAN_DATA_WAIT: Final = "data.wait"
 SPAN_H2D: Final = "h2d"
