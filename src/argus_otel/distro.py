@@ -178,15 +178,17 @@ class ArgusInstrumentor(BaseInstrumentor):  # type: ignore[misc]
         if kind is ProcessKind.INERT and not _is_launcher(sys.orig_argv):
             return
         loaded = load(os.environ)
-        _report_problems(loaded.problems, strict=loaded.settings.strict)
+        if kind is not ProcessKind.DORMANT:  # whoever started that one has said it all
+            _report_problems(loaded.problems, strict=loaded.settings.strict)
         if kind is ProcessKind.INERT or not loaded.settings.enabled:
             return
-        if not _exports_otlp(os.environ):
+        if not _exports_otlp(os.environ, quiet=kind is ProcessKind.DORMANT):
             return
         try:
             self._tracer = Tracer(loaded.settings, dormant=kind is ProcessKind.DORMANT)
         except ConfigError as error:
-            _report_problems((error,), strict=loaded.settings.strict)
+            if kind is not ProcessKind.DORMANT:
+                _report_problems((error,), strict=loaded.settings.strict)
             return
         active.put(self._tracer)
         self._tracer.install()
@@ -216,11 +218,11 @@ def _report_problems(problems: tuple[ConfigError, ...], *, strict: bool) -> None
         os._exit(2)  # an exception would be swallowed by the auto-instrumentation's loader
 
 
-def _exports_otlp(environ: Mapping[str, str]) -> bool:
+def _exports_otlp(environ: Mapping[str, str], *, quiet: bool) -> bool:
     exporters = {name.strip() for name in environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")}
     if exporters & {"otlp", "otlp_proto_http"}:
         return True
-    if exporters != {"none"}:
+    if exporters != {"none"} and not quiet:
         logger.warning(
             "argus: OTEL_TRACES_EXPORTER is %r; argus sends OTLP/HTTP only, so it records "
             "nothing. Add otlp to the list to have it.",
@@ -263,7 +265,7 @@ class Tracer:
             exception_messages=settings.exception_messages,
             on_world=self._wake,
         )
-        self._step_span_context: trace.SpanContext | None = None
+        self._step_span = _StepSpan(trace.INVALID_SPAN_CONTEXT)
 
     def install(self) -> None:
         """Put the hooks in place."""
@@ -305,8 +307,8 @@ class Tracer:
             self.recorder.start()
 
     def flush(self, timeout_s: float) -> bool:
-        """Send what is there."""
-        return self.worker.flush(timeout_s)
+        """Send what is there; nothing in a process that is (or was forked from) no rank."""
+        return not self.recorder.enabled or self.worker.flush(timeout_s)
 
     def disable(self) -> None:
         """Take the hooks off, send what is there, stop."""
@@ -315,7 +317,8 @@ class Tracer:
             self.instrumentation.remove()
         self.worker.flush(self._settings.flush_timeout_s)
         self.worker.stop()
-        self._leave_step()
+        self._sigterm.undo()
+        self._step_span.follow(trace.INVALID_SPAN_CONTEXT)
         active.put(None)
 
     # -- life of the process ------------------------------------------------------------------
@@ -323,7 +326,14 @@ class Tracer:
     def _arm_exits(self) -> None:
         """Called on the training thread when there is something to flush at the end."""
         self._pid = os.getpid()
-        atexit.register(self._flush_at_exit)
+        process = sys.modules.get("multiprocessing.process")
+        if process is not None and process.parent_process() is not None:
+            # Its children end by os._exit where they were forked: atexit does not run.
+            from multiprocessing.util import Finalize
+
+            Finalize(None, self._flush_at_exit, exitpriority=0)
+        else:
+            atexit.register(self._flush_at_exit)
         try:
             self._sigterm.install()
         except (ValueError, OSError) as error:
@@ -342,7 +352,7 @@ class Tracer:
 
     def _after_fork(self) -> None:
         """In a child: a DataLoader worker, or a rank that will say so by init_process_group."""
-        self._sigterm.undo_in_child()
+        self._sigterm.undo()
         self.worker.reset_after_fork()
         self._dormant = True
 
@@ -365,26 +375,33 @@ class Tracer:
 
     def _enter_step(self, ordinal: int) -> None:
         """Make the step that begins the parent of what the user's code starts on this thread."""
-        current = trace.get_current_span().get_span_context()
-        if current.is_valid and current != self._step_span_context:
-            return  # the user is inside a span of their own: theirs stays the parent
         identity = self.recorder.identity
         trace_id = ids.step_trace_id(
             identity.nonce, identity.attempt, ordinal, ids.shard_of(identity.rank)
         )
-        self._step_span_context = trace.SpanContext(
-            trace_id=int.from_bytes(trace_id, "big"),
-            span_id=int.from_bytes(ids.span_id(trace_id, ids.RANK_STEP, identity.rank), "big"),
-            is_remote=False,
-            trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+        self._step_span.follow(
+            trace.SpanContext(
+                trace_id=int.from_bytes(trace_id, "big"),
+                span_id=int.from_bytes(ids.span_id(trace_id, ids.RANK_STEP, identity.rank), "big"),
+                is_remote=False,
+                trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+            )
         )
-        otel_context.attach(
-            trace.set_span_in_context(trace.NonRecordingSpan(self._step_span_context))
-        )
+        # Inside a span of the user's own, theirs stays the parent.
+        if not trace.get_current_span().get_span_context().is_valid:
+            otel_context.attach(trace.set_span_in_context(self._step_span))
 
-    def _leave_step(self) -> None:
-        if trace.get_current_span().get_span_context() == self._step_span_context:
-            otel_context.attach(trace.set_span_in_context(trace.INVALID_SPAN))
+
+class _StepSpan(trace.NonRecordingSpan):
+    """Stands for whichever step is under way, wherever it is the current span.
+
+    One object for all steps, so that it need not be replaced at a boundary: a loop whose own
+    span wraps ``optimizer.step()`` comes back to this one and finds it in the next step.
+    """
+
+    def follow(self, context: trace.SpanContext) -> None:
+        """Be the step of this context from here on."""
+        self._context = context
 
 
 def _first_identity(settings: Settings, environ: Mapping[str, str]) -> Identity:
@@ -443,10 +460,14 @@ def _metric_interval_s(environ: Mapping[str, str]) -> float | None:
 
 def _resource_attributes() -> dict[str, Any]:
     """The resource as OpenTelemetry detects it, plus the host."""
-    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
-    attributes = dict(Resource.create().attributes)
-    if str(attributes.get("service.name", "")).startswith("unknown_service"):
+    try:
+        resource = Resource.create()
+    except RuntimeError:  # at the interpreter's end it can start no threads for its detectors
+        resource = Resource(OTELResourceDetector().detect().attributes)
+    attributes = dict(resource.attributes)
+    if str(attributes.get("service.name") or "unknown_service").startswith("unknown_service"):
         attributes["service.name"] = DEFAULT_SERVICE_NAME
     # Jaeger's clock-skew adjuster moves spans of hosts that it cannot tell apart.
     attributes.setdefault("host.name", socket.gethostname())

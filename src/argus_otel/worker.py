@@ -122,6 +122,10 @@ class Worker:
         self._thread.start()
 
     def _run(self) -> None:
+        try:
+            self._base_resource = self._make_resource()
+        except Exception as error:  # noqa: BLE001 - tried again when there is something to send
+            self._faults.report("resource", error)
         while not self._stop.wait(self._settings.interval_s):
             try:
                 self._cycle()
@@ -151,10 +155,12 @@ class Worker:
     def reset_after_fork(self) -> None:
         """In a forked child: nothing recorded, nothing to send, no thread."""
         self.recorder.enabled = False
-        self.recorder._started = False  # noqa: SLF001 - the same owner on both sides of a fork
+        self.recorder.reset_after_fork()
         self._cycling = threading.Lock()
         self._stop = threading.Event()
         self._thread = None
+        self._base_resource = None  # names the parent's process
+        self._resources.clear()
         self._user_spans.clear()
         self.recorder.ring.drain()
         self._sender.reset_after_fork()

@@ -27,11 +27,16 @@ class ProcessKind(Enum):
 
 
 _LAUNCHERS = frozenset({"torchrun", "torchrun.py", "accelerate", "deepspeed", "argus"})
+_TAKES_A_VALUE = "WX"
 _LAUNCHER_MODULES = frozenset(
     {
         "torch.distributed.run",
         "torch.distributed.launch",
         "torch.distributed.elastic.multiprocessing.subprocess_handler",
+        "accelerate.commands.launch",
+        "accelerate.commands.accelerate_cli",
+        "deepspeed.launcher.launch",
+        "deepspeed.launcher.runner",
         "argus_otel.cli",
         "torch._inductor.compile_worker",
     }
@@ -40,20 +45,32 @@ _LAUNCHER_MODULES = frozenset(
 
 def process_kind(argv: Sequence[str]) -> ProcessKind:
     """Classify a process by its full command line (``sys.orig_argv``)."""
-    text = " ".join(argv)
-    if "multiprocessing.resource_tracker" in text or "_inductor/compile_worker" in text:
-        return ProcessKind.INERT
-    if "multiprocessing.spawn" in text or "multiprocessing.forkserver" in text:
-        return ProcessKind.DORMANT
-    if "--multiprocessing-fork" in argv:
-        return ProcessKind.DORMANT
-    words = list(argv[1:])
-    if "-m" in words:
-        module = words[words.index("-m") + 1] if words.index("-m") + 1 < len(words) else ""
-        if module in _LAUNCHER_MODULES:
-            return ProcessKind.INERT
-        return ProcessKind.MAIN
-    for word in words:  # the script is the first word that is no option of the interpreter's
-        if not word.startswith("-"):
-            return ProcessKind.INERT if PurePath(word).name in _LAUNCHERS else ProcessKind.MAIN
+    words = iter(argv[1:])
+    for word in words:
+        if word == "--check-hash-based-pycs":
+            next(words, None)
+        elif not word.startswith("-") or word == "-":  # the script
+            name = PurePath(word).name
+            helper = name in _LAUNCHERS or "/_inductor/compile_worker/" in word
+            return ProcessKind.INERT if helper else ProcessKind.MAIN
+        elif not word.startswith("--"):
+            for at, letter in enumerate(word[1:], start=2):
+                if letter in _TAKES_A_VALUE:
+                    if not word[at:]:
+                        next(words, None)
+                    break
+                if letter == "c":
+                    return _kind_of_code(word[at:] or next(words, ""), argv)
+                if letter == "m":
+                    module = word[at:] or next(words, "")
+                    return ProcessKind.INERT if module in _LAUNCHER_MODULES else ProcessKind.MAIN
     return ProcessKind.MAIN
+
+
+def _kind_of_code(code: str, argv: Sequence[str]) -> ProcessKind:
+    """What ``python -c`` runs; ``multiprocessing`` starts all of its helpers that way."""
+    if "multiprocessing.resource_tracker import" in code:
+        return ProcessKind.INERT
+    if "multiprocessing.spawn import" in code or "multiprocessing.forkserver import" in code:
+        return ProcessKind.DORMANT
+    return ProcessKind.DORMANT if "--multiprocessing-fork" in argv else ProcessKind.MAIN

@@ -72,18 +72,20 @@ class SigtermFlush:
         _restore_default()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def undo_in_child(self) -> None:
-        """In a forked child: die of SIGTERM as if argus had never been there."""
-        if not self.installed:
+    def undo(self) -> None:
+        """Let SIGTERM do what it did before; in a forked child, or where tracing is over."""
+        if not self.installed or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.set_wakeup_fd(-1)
+        mine = self._write_end
+        if (current := signal.set_wakeup_fd(-1)) not in (-1, mine):
+            signal.set_wakeup_fd(current)  # someone else's by now
         self.installed = False
         self._close()
 
     def _close(self) -> None:
-        for end in (self._read_end, self._write_end):
+        for end in (self._write_end, self._read_end):  # the thread reads the end of file
             with contextlib.suppress(OSError):
                 os.close(end)
         self._read_end = self._write_end = -1

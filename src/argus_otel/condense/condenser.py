@@ -15,7 +15,7 @@ from argus_otel.condense.detail import detail_rows
 from argus_otel.condense.digests import make_digests
 from argus_otel.condense.keep import KeepRule
 from argus_otel.condense.steps import Boundary, condense_steps
-from argus_otel.condense.timeline import Timeline, exception_span
+from argus_otel.condense.timeline import MAX_EXCEPTION_SPANS, Timeline, exception_span
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
 from argus_otel.wire.digest import encode_digests
@@ -101,6 +101,7 @@ class Condenser:
             # What came before the gap is half a step: its counts and sums would be wrong.
             self._pending = self._pending[:0]
             self._truncated = True
+            self._resume_after_loss(drained)
         batch = np.concatenate((self._pending, drained)) if self._pending.size else drained
         kind = batch["kind"]
         condensed: list[Condensed] = []
@@ -132,6 +133,21 @@ class Condenser:
             self._truncated = True
         return condensed
 
+    def _resume_after_loss(self, drained: NDArray[np.void]) -> None:
+        """Find out whose events these are, and from when: what said so may be lost too."""
+        begins = drained["a"][drained["kind"] == events.IDENTITY]
+        index = int(begins[0]) - 1 if begins.size else len(self._tables.identities) - 1
+        if index < 0 or not drained.size:
+            return
+        if self._identity is not self._tables.identities[index]:
+            self._enter_identity(index)
+        # The steps in the gap are nobody's: what lies before the first event is not "between".
+        times = drained["t0"][drained["t0"] > 0]
+        if times.size:
+            self._before = Boundary(
+                end_ns=int(times.min()), cpu_ns=events.NONE, run_delay_ns=events.NONE
+            )
+
     def take_exceptions(self, wall_offset_ns: int) -> tuple[Identity, list[Span]] | None:
         """Exceptions of the step that will never end; for the flush at exit."""
         rows = self._pending[self._pending["kind"] == events.EXCEPTION]
@@ -143,24 +159,29 @@ class Condenser:
                 self._identity,
                 self._next_ordinal,
                 int(row["t0"]) + wall_offset_ns,
+                place=place,
             )
-            for row in rows
+            for place, row in enumerate(rows[:MAX_EXCEPTION_SPANS])
         ]
         self._pending = self._pending[self._pending["kind"] != events.EXCEPTION]
         return self._identity, spans
 
     def _begin_identity(self, event: np.void, wall_offset_ns: int) -> Condensed | None:
-        identity = self._identity = self._tables.identities[int(event["a"])]
+        identity = self._enter_identity(int(event["a"]))
         self._before = Boundary(
             end_ns=int(event["t0"]), cpu_ns=events.NONE, run_delay_ns=events.NONE
         )
-        self._told_groups.clear()
-        self._keep = KeepRule(self._ratio)
-        self._next_ordinal = 0
         if int(event["a"]) == 0:
             return None  # the process's start: it may never train
         span = _start_span(identity, int(event["t0"]) + wall_offset_ns)
         return Condensed(identity=identity, digests=[], spans=[span])
+
+    def _enter_identity(self, index: int) -> Identity:
+        identity = self._identity = self._tables.identities[index]
+        self._told_groups.clear()
+        self._keep = KeepRule(self._ratio)
+        self._next_ordinal = 0
+        return identity
 
     _next_ordinal = 0
 
@@ -174,7 +195,7 @@ class Condenser:
         columns, phases, collectives = condense_steps(batch, before, blocks)
         self.steps_seen += columns.ordinal.size
         self._next_ordinal = int(columns.ordinal[-1]) + 1
-        exceptions = _by_step(batch, events.EXCEPTION)
+        exceptions = _exceptions_by_step(batch)
         keeps = self._decide_keeps(columns, exceptions)
         digests = make_digests(
             columns,
@@ -201,14 +222,15 @@ class Condenser:
         )
         spans = _digest_spans(digests, traces, identity)
         rows = timeline.rows(phases, collectives, _pauses(batch, columns))
-        for step, indices in exceptions.items():
-            for index in indices:
+        for step, raised in exceptions.items():
+            for place, (index, time_ns) in enumerate(raised[:MAX_EXCEPTION_SPANS]):
                 spans.append(
                     exception_span(
                         self._tables.exceptions[index],
                         identity,
                         int(columns.ordinal[step]),
-                        int(columns.end_ns[step]) + wall_offset_ns,
+                        time_ns + wall_offset_ns,
+                        place=place,
                     )
                 )
         if self._detail_spans:
@@ -231,7 +253,7 @@ class Condenser:
         )
 
     def _decide_keeps(
-        self, columns: StepColumns, exceptions: dict[int, list[int]]
+        self, columns: StepColumns, exceptions: dict[int, list[tuple[int, int]]]
     ) -> list[str | None]:
         assert self._identity is not None  # noqa: S101
         durations_s = ((columns.end_ns - columns.start_ns) * 1e-9).tolist()
@@ -262,14 +284,14 @@ class Condenser:
         return told
 
 
-def _by_step(batch: NDArray[np.void], kind: int) -> dict[int, list[int]]:
-    """Field ``a`` of each event of a kind, by step."""
-    found: dict[int, list[int]] = {}
-    where = np.flatnonzero(batch["kind"] == kind)
+def _exceptions_by_step(batch: NDArray[np.void]) -> dict[int, list[tuple[int, int]]]:
+    """Index and time of each uncaught exception, by step."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    where = np.flatnonzero(batch["kind"] == events.EXCEPTION)
     if where.size:
         step_E = np.searchsorted(np.flatnonzero(batch["kind"] == events.STEP_END), where)
-        for step, index in zip(step_E.tolist(), batch["a"][where].tolist(), strict=True):
-            found.setdefault(step, []).append(index)
+        for step, event in zip(step_E.tolist(), batch[where], strict=True):
+            found.setdefault(step, []).append((int(event["a"]), int(event["t0"])))
     return found
 
 
@@ -311,10 +333,12 @@ def _digest_spans(
     digests: Sequence[StepDigest], traces: Sequence[bytes], identity: Identity
 ) -> list[Span]:
     spans = []
+    # Ranks that share no traces have roots of their own.
+    alone = identity.nonce_local or identity.world_size == 1
     root_rank = ids.shard_of(identity.rank) * ids.RANKS_PER_SHARD
     for digest, trace_id, attributes in zip(digests, traces, encode_digests(digests), strict=True):
         root = ids.span_id(trace_id, ids.ROOT, 0)
-        if identity.rank == root_rank:
+        if alone or identity.rank == root_rank:
             spans.append(
                 Span(
                     scope=scopes.DIGEST,

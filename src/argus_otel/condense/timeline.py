@@ -29,7 +29,8 @@ MAX_PHASE_SPANS: Final = 14
 MAX_GC_SPANS: Final = 4
 MAX_FOLDED_SPANS: Final = 9
 MAX_SLOWEST_SPANS: Final = 3
-"""With two places left for exceptions these make ``ids.TIMELINE_SPANS_PER_RANK``."""
+MAX_EXCEPTION_SPANS: Final = 2
+"""All together ``ids.TIMELINE_SPANS_PER_RANK``."""
 
 MIN_GC_SPAN_NS: Final = 1_000_000
 """Shorter collections are in the digest's sum and not worth a span."""
@@ -312,9 +313,18 @@ def _rank_within(group: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def exception_span(
-    exception: UncaughtException, identity: Identity, ordinal: int, time_ns: int
+    exception: UncaughtException,
+    identity: Identity,
+    ordinal: int,
+    time_ns: int,
+    *,
+    place: int,
 ) -> Span:
-    """An uncaught exception, in the step that it ended; keeps that step for all ranks."""
+    """An uncaught exception, in the step that it ended; keeps that step for all ranks.
+
+    Args:
+        place: 0, 1 … among the exceptions of this step.
+    """
     trace_id = ids.step_trace_id(
         identity.nonce, identity.attempt, ordinal, ids.shard_of(identity.rank)
     )
@@ -329,7 +339,7 @@ def exception_span(
         scope=scopes.TIMELINE,
         name=names.SPAN_EXCEPTION,
         trace_id=trace_id,
-        span_id=ids.span_id(trace_id, ids.TIMELINE, identity.rank, _EXCEPTION_ID),
+        span_id=ids.span_id(trace_id, ids.TIMELINE, identity.rank, _EXCEPTION_ID + place),
         parent_id=ids.span_id(trace_id, ids.RANK_STEP, identity.rank),
         start_ns=time_ns,
         end_ns=time_ns,

@@ -26,7 +26,8 @@ class ThreadTimes:
         Cost:
             Training thread, about 1.5 µs: one clock call, one ``pread``.
         """
-        if threading.get_ident() != self._thread:
+        # The system's id, not Python's: the latter stays the same across a fork.
+        if threading.get_native_id() != self._thread:
             self._open()
         if self._file < 0:
             return thread_cpu_ns(), NONE
@@ -38,9 +39,9 @@ class ThreadTimes:
 
     def _open(self) -> None:
         self.close()
-        self._thread = threading.get_ident()
+        self._thread = threading.get_native_id()
         try:
-            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+            path = f"/proc/self/task/{self._thread}/schedstat"
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._file = -1  # no schedstat in this kernel: run delay stays unknown

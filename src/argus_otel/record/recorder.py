@@ -60,6 +60,11 @@ class Recorder:
                     self._started = True
                     self.on_first_record()
 
+    def reset_after_fork(self) -> None:
+        """In a forked child: not started, and no lock that another thread held in the parent."""
+        self._started = False
+        self._lock = threading.Lock()
+
     def set_identity(self, identity: Identity) -> None:
         """Begin a new identity: steps count from 0 again, in traces of their own."""
         self.identities.append(identity)

@@ -39,6 +39,7 @@ class EventRing:
         self._view: NDArray[np.void] = np.frombuffer(self._memory, dtype=events.EVENT)
         self._view["seq"] = -1
         self._next_read = 0
+        self._waited_for = -1
         self.lost = 0
         """Events that were overwritten before the reader came."""
         self.append = self._make_append()
@@ -50,7 +51,11 @@ class EventRing:
 
         def append(kind: int, t0: int, t1: int, a: int, b: int, c: int, d: int) -> None:
             number = take_number()
-            pack_into(memory, (number & mask) * size, number, kind, t0, t1, a, b, c, d)
+            try:
+                pack_into(memory, (number & mask) * size, number, kind, t0, t1, a, b, c, d)
+            except BaseException:  # a value beyond 64 bits: the reader must not wait for this slot
+                pack_into(memory, (number & mask) * size, number, events.VOID, 0, 0, 0, 0, 0, 0)
+                raise
 
         return append
 
@@ -66,7 +71,21 @@ class EventRing:
         pieces = []
         while (piece := self._read_piece()).size:
             pieces.append(piece)
+        self._pass_over_a_slot_that_nobody_fills()
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=events.EVENT)
+
+    def _pass_over_a_slot_that_nobody_fills(self) -> None:
+        """A writer that was interrupted between its number and its event never comes back.
+
+        One that merely lost the GIL in between does, long before the next call but one.
+        """
+        if int(self._view["seq"].max()) < self._next_read:
+            self._waited_for = -1  # read up to the newest
+        elif self._waited_for == self._next_read:
+            self._next_read += 1
+            self.lost += 1
+        else:
+            self._waited_for = self._next_read
 
     def _read_piece(self) -> NDArray[np.void]:
         start = self._next_read & (self.capacity - 1)

@@ -30,6 +30,8 @@ import numpy as np
 WORDS: Final = 8
 BYTES: Final = WORDS * 8
 
+VOID: Final = 0
+"""A slot that was taken and could not be filled; means nothing."""
 COLLECTIVE: Final = 1
 END: Final = 2
 WAIT: Final = 3

@@ -8,6 +8,7 @@ point-to-point shares a group.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from argus_otel._runtime.clock import monotonic_ns
@@ -82,11 +83,20 @@ class Collectives:
         self._attached.clear()
         self._groups.clear()
 
+    def forget_destroyed(self) -> None:
+        """Let go of groups that the user has destroyed one by one."""
+        from torch.distributed import distributed_c10d as c10d
+
+        alive = c10d._world.pg_map  # noqa: SLF001
+        self._groups = [group for group in self._groups if group in alive]
+        self._attached &= {group.group_name for group in alive}
+
     def detach_all(self) -> None:
         """Take the hooks off."""
         for group in self._groups:
-            group.unregister_pre_hook(HOOK_ID)
-            group.unregister_post_hook(HOOK_ID)
+            with contextlib.suppress(Exception):  # one destroyed by other means
+                group.unregister_pre_hook(HOOK_ID)
+                group.unregister_post_hook(HOOK_ID)
         self.forget_all()
 
     def _attach(self, group: Any, ranks: list[int], *, blocks_host: bool) -> None:  # noqa: ANN401

@@ -35,6 +35,8 @@ def instrument_optimizers(
             except Exception as error:  # noqa: BLE001
                 report("optimizer_hook", error)
 
+    # What torch puts around ``step``, and calls the hooks from.
+    steps.know_optimizer_frame(module.Optimizer.profile_hook_step(len).__code__)
     handles = (
         module.register_optimizer_step_pre_hook(before),
         module.register_optimizer_step_post_hook(after),

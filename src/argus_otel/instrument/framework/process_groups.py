@@ -7,8 +7,10 @@ rank stands alone with a nonce of its own, and says so.
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,10 +43,19 @@ class World:
 
     def instrument(self, patches: Patches, c10d: Any) -> None:  # noqa: ANN401
         """Hook torch's module of process groups."""
-        patches.replace(c10d, "init_process_group", lambda f: self._after(f, self._begin))
-        for name in ("new_group", "split_group"):
-            patches.replace(c10d, name, lambda f: self._after(f, self._attach))
-        patches.replace(c10d, "destroy_process_group", self._wrap_destroy)
+        hooks: tuple[tuple[str, Callable[[Callable[..., Any]], Callable[..., Any]]], ...] = (
+            ("init_process_group", lambda f: self._after(f, self._begin)),
+            ("new_group", lambda f: self._after(f, self._attach)),
+            ("split_group", lambda f: self._after(f, self._attach)),
+            ("destroy_process_group", self._wrap_destroy),
+        )
+        for name, make in hooks:
+            original = getattr(c10d, name, None)
+            patches.replace(c10d, name, make)
+            # Imported already, it has the original under its own name too.
+            package = sys.modules.get("torch.distributed")
+            if original is not None and getattr(package, name, None) is original:
+                patches.replace(package, name, functools.partial(_instead, getattr(c10d, name)))
         patches.on_undo(self._collectives.detach_all)
 
     def _after(
@@ -72,6 +83,8 @@ class World:
 
                 if not dist.is_initialized():
                     self._collectives.forget_all()
+                else:
+                    self._collectives.forget_destroyed()
             except Exception as error:  # noqa: BLE001
                 self._sink.faults.report("process_group_hook", error)
             return result
@@ -117,3 +130,9 @@ class World:
             self._sink.faults.report("nonce_not_shared")
             return own, True
         return agreed, False
+
+
+def _instead(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """What a second name for ``original`` is to mean."""
+    del original
+    return replacement

@@ -12,6 +12,7 @@ step runs. What belongs to the step and what came before it is worked out later,
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from argus_otel.wire import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType, FrameType
 
     from argus_otel.instrument.sink import Sink
 
@@ -53,8 +55,8 @@ class StepTracker:
         self._iteration = events.NONE
         self._set_step_calls = 0
         self._parameter_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._counted = 0
-        self._most_parameters = 0
+        self._primary: Callable[[], Any] = lambda: None
+        self._optimizer_code: Any = None
         self._in_flight: list[int] = []
         self._optimizer_began_ns = 0
         self._primary_stepped = False
@@ -128,27 +130,42 @@ class StepTracker:
 
     # -- optimizers ---------------------------------------------------------------------------
 
+    def know_optimizer_frame(self, code: CodeType) -> None:
+        """The code object that every optimizer's ``step`` runs inside of."""
+        self._optimizer_code = code
+
     def add_optimizer(self, optimizer: Any) -> None:  # noqa: ANN401
         """Know an optimizer from its construction, so that the first step knows the primary."""
-        if optimizer not in self._parameter_counts:
-            self._parameter_counts[optimizer] = sum(
+        counts = self._parameter_counts
+        if optimizer not in counts:
+            counts[optimizer] = sum(
                 parameter.numel()
                 for group in optimizer.param_groups
                 for parameter in group["params"]
             )
+            primary = self._primary()
+            if primary is None or counts[optimizer] > counts[primary]:
+                self._primary = weakref.ref(optimizer)
 
     def _is_primary(self, optimizer: Any) -> bool:  # noqa: ANN401
+        """Whether it has most parameters; of several that do, the oldest."""
         self.add_optimizer(optimizer)
-        counts = self._parameter_counts
-        if len(counts) != self._counted:  # one was added, or died
-            self._counted, self._most_parameters = len(counts), max(counts.values())
-        return counts[optimizer] >= self._most_parameters
+        primary = self._primary()
+        if primary is None:  # it died
+            counts = dict(self._parameter_counts)
+            primary = max(counts, key=counts.__getitem__)
+            self._primary = weakref.ref(primary)
+        return optimizer is primary
 
     def optimizer_begins(self, optimizer: Any) -> None:  # noqa: ANN401
         """An optimizer's ``step`` was entered (ZeRO nests them: the outermost counts)."""
         key = id(optimizer)
-        if key in self._in_flight:  # its last step raised, so its end never came
-            del self._in_flight[self._in_flight.index(key) :]
+        if self._in_flight:
+            depth = self._optimizers_on_the_stack()
+            if depth:  # its own frame is one of them
+                del self._in_flight[depth - 1 :]
+            elif key in self._in_flight:  # compiled: its last step raised and never ended
+                del self._in_flight[self._in_flight.index(key) :]
         self._in_flight.append(key)
         if len(self._in_flight) == 1:
             self._optimizer_began_ns = monotonic_ns()
@@ -159,8 +176,8 @@ class StepTracker:
         if self._is_primary(optimizer):
             self._primary_stepped = True
         key = id(optimizer)
-        if key in self._in_flight:
-            del self._in_flight[self._in_flight.index(key) :]
+        while self._in_flight and self._in_flight.pop() != key:
+            pass  # one inside it raised
         if self._in_flight:
             return
         flags = events.NESTED if self.backward_depth else 0
@@ -175,7 +192,18 @@ class StepTracker:
     @property
     def in_optimizer(self) -> bool:
         """Inside an optimizer's ``step`` (LBFGS runs forwards and backwards there)."""
+        if self._in_flight:  # perhaps its step raised, and never said that it ended
+            del self._in_flight[self._optimizers_on_the_stack() :]
         return bool(self._in_flight)
+
+    def _optimizers_on_the_stack(self) -> int:
+        """How many optimizers' steps this thread is inside of."""
+        depth = 0
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the one cheap way
+        while frame is not None:
+            depth += frame.f_code is self._optimizer_code
+            frame = frame.f_back
+        return depth
 
     def scaler_steps(self, optimizer: Any) -> None:  # noqa: ANN401
         """``GradScaler.step`` is about to run or skip an optimizer."""
@@ -204,7 +232,7 @@ class StepTracker:
         if self.backward_depth:
             return
         self.worked = True
-        flags = events.NESTED if self._in_flight else 0
+        flags = events.NESTED if self.in_optimizer else 0
         if ddp_waits:
             flags |= events.DDP_WAITS
         self._append(events.BACKWARD, began_ns, monotonic_ns(), times[0], times[1], flags, 0)
