@@ -82,9 +82,19 @@ class StepPlaces:
         self._last = int(ordinals.max(initial=-1))
         self._ahead: dict[int, dict[str, int]] = {}
 
+    def add_window(self, steps: tuple[int, int]) -> None:
+        """Know the traces of these steps, whether or not a digest of them has come."""
+        nonce = read_nonce(self._run)
+        if nonce is None:
+            return
+        for ordinal in range(max(steps[0], 0), steps[1]):
+            for shard in range(ids.shard_count(max(self._run.world_size, 1))):
+                trace_id = ids.step_trace_id(nonce, self._run.attempt, ordinal, shard)
+                self._by_trace.setdefault(trace_id.hex(), ordinal)
+
     @property
     def traces(self) -> Iterable[str]:
-        """Trace ids of the steps that have a digest."""
+        """Trace ids of the steps that have a digest, or are in an added window."""
         return self._by_trace.keys()
 
     def ordinal(self, trace_id: str, rank: int | None) -> int | None:
@@ -123,14 +133,21 @@ class StepPlaces:
         return int(np.median(self._starts[low:high]))
 
     def _next_traces(self, shard: int) -> dict[str, int]:
-        try:
-            nonce = bytes.fromhex(self._run.run)
-        except ValueError:
+        nonce = read_nonce(self._run)
+        if nonce is None:
             return {}
         return {
             ids.step_trace_id(nonce, self._run.attempt, ordinal, shard).hex(): ordinal
             for ordinal in range(self._last + 1, self._last + 1 + _STEPS_AHEAD)
         }
+
+
+def read_nonce(run: RunSummary) -> bytes | None:
+    """The key of a run's trace ids; None where what it sent as its nonce is none."""
+    try:
+        return bytes.fromhex(run.run) or None
+    except ValueError:
+        return None
 
 
 def _name(kind: str, attributes: dict[str, Any]) -> str:

@@ -28,7 +28,8 @@ else:
 _log = logging.getLogger(__name__)
 
 _PROTOBUF: Final = "application/x-protobuf"
-_SOCKET_TIMEOUT_S: Final = 30.0
+_SOCKET_TIMEOUT_S: Final = 75.0
+"""Longer than senders pause, or they would post into a connection that is just being closed."""
 _RETRY_AFTER_S: Final = 1
 _MAX_CONNECTIONS: Final = 512
 _BACKLOG: Final = 128
@@ -69,25 +70,39 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.receiver = receiver
         self.stopping = False
         self.slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        self._idle: set[socket.socket] = set()
-        self._idle_lock = threading.Lock()
+        self._connections: dict[socket.socket, bool] = {}
+        self._connections_lock = threading.Lock()
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
 
     def set_idle(self, connection: socket.socket, idle: bool) -> None:
         """Note whether a kept-alive connection waits for its next request."""
-        with self._idle_lock:
-            (self._idle.add if idle else self._idle.discard)(connection)
+        with self._connections_lock:
+            self._connections[connection] = idle
             if idle and self.stopping:
-                self._end(connection)
+                _end_reading(connection)
 
     def end_idle_connections(self) -> None:
-        """Wake the threads of kept-alive connections that wait for a request."""
-        with self._idle_lock:
+        """Stop waiting for the next request of kept-alive connections."""
+        with self._connections_lock:
             self.stopping = True
-            for connection in self._idle:
-                self._end(connection)
+            for connection, idle in self._connections.items():
+                if idle:
+                    _end_reading(connection)
+
+    def end_reading(self) -> None:
+        """Stop waiting for the rest of requests as well: nothing more will be stored."""
+        with self._connections_lock:
+            for connection in self._connections:
+                _end_reading(connection)
+
+    @override
+    def shutdown_request(self, request: object) -> None:
+        """Close a connection."""
+        with self._connections_lock:
+            self._connections.pop(request, None)  # type: ignore[call-overload]
+        super().shutdown_request(request)  # type: ignore[arg-type]
 
     @override
     def process_request(self, request: object, client_address: object) -> None:
@@ -113,10 +128,10 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Note a connection that broke; senders come and go."""
         _log.debug("connection %s from %s broke", request, client_address, exc_info=True)
 
-    @staticmethod
-    def _end(connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RD)
+
+def _end_reading(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RD)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -164,7 +179,8 @@ class _Handler(BaseHTTPRequestHandler):
             )
         except BodyError as error:
             self.close_connection = True  # the rest of the body is still on its way
-            self._refuse(error.status, str(error))
+            # Cut short by our own end is no fault of the sender's: it shall try again.
+            self._refuse(503 if self.server.stopping else error.status, str(error))
             return
         try:
             encoding = self.headers.get("Content-Encoding", "")

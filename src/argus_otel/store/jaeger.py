@@ -12,7 +12,7 @@ from argus_otel.semconv import names
 from argus_otel.store import naming
 from argus_otel.store.compaction import sorted_rows
 from argus_otel.store.digests import is_digest, read_digests
-from argus_otel.store.events import KINDS, StepPlaces, events_table
+from argus_otel.store.events import KINDS, StepPlaces, events_table, read_nonce
 from argus_otel.store.groups import groups_table, read_group
 from argus_otel.store.jaeger_client import JaegerClient
 from argus_otel.store.jaeger_pages import read_pages
@@ -41,7 +41,7 @@ _AHEAD_NS: Final = 3600 * 10**9
 """Hosts whose clock is ahead of ours by up to an hour still show."""
 
 _MARGIN_NS: Final = 10**9
-_MAX_BY_ID: Final = 64
+_MAX_BY_ID: Final = 512
 """Up to so many traces are asked for one by one, by computed id; beyond, the run is searched."""
 
 
@@ -101,6 +101,8 @@ class JaegerStore:
         spans = {(span.trace_id, span.span_id): span for span in self._spans_of(run, steps)}
         digests = read_digests(span for span in spans.values() if span.origin.run == run.run)
         places = StepPlaces(steps_table(digests.received), run)
+        if steps is not None:
+            places.add_window(steps)
         unpacked = {span.span_id for span in spans.values() if is_digest(span)}
         traces = set(places.traces)
         own = [s for s in spans.values() if s.origin.run == run.run or s.trace_id in traces]
@@ -111,8 +113,8 @@ class JaegerStore:
         if steps is not None:
             shards = ids.shard_count(max(run.world_size, 1))
             first, after = max(steps[0], 0), steps[1]
-            if (after - first) * shards <= _MAX_BY_ID and _is_hex(run.run):
-                nonce = bytes.fromhex(run.run)
+            nonce = read_nonce(run)
+            if (after - first) * shards <= _MAX_BY_ID and nonce is not None:
                 for ordinal in range(first, after):
                     for shard in range(shards):
                         trace_id = ids.step_trace_id(nonce, run.attempt, ordinal, shard)
@@ -189,10 +191,3 @@ def _windowed(rows: pa.Table, steps: tuple[int, int] | None) -> pa.Table:
         return rows
     first, after = steps
     return rows.filter((pc.field("ordinal") >= first) & (pc.field("ordinal") < after))
-
-
-def _is_hex(text: str) -> bool:
-    try:
-        return bool(bytes.fromhex(text))
-    except ValueError:
-        return False

@@ -65,9 +65,13 @@ def _middle(spans: list[Span], low_ns: int, high_ns: int) -> int:
         for span in spans
         if span.name == names.SPAN_RANK_STEP and low_ns < span.start_ns < high_ns
     )
-    if starts and starts[0] != starts[-1]:
-        return starts[len(starts) // 2]
-    return (low_ns + high_ns) // 2
+    if not starts:
+        return (low_ns + high_ns) // 2
+    middle_ns = starts[len(starts) // 2]
+    if starts[0] != starts[-1]:
+        return middle_ns
+    before_ns = middle_ns - _MIN_WINDOW_NS // 2  # all in one instant: cut that out
+    return before_ns if before_ns > low_ns else min(middle_ns + _MIN_WINDOW_NS // 2, high_ns - 1)
 
 
 def _small_window(client: JaegerClient, service: str, low_ns: int, high_ns: int) -> list[Span]:

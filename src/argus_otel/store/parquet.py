@@ -61,22 +61,22 @@ class ParquetStore:
     def spans(self, run: RunSummary, steps: tuple[int, int] | None = None) -> pa.Table:
         """See ``Store.spans``."""
         folder = self._folder_of(run)
-        step_rows, own = read_consistently(
+        window = _window(steps)
+        step_rows = read_consistently(
             folder,
-            lambda manifest: (
-                read_files(folder, manifest, "steps", columns=StepPlaces.COLUMNS),
-                read_files(folder, manifest, "spans"),
+            lambda manifest: read_files(
+                folder, manifest, "steps", columns=StepPlaces.COLUMNS, filters=window
             ),
         )
         places = StepPlaces(sorted_rows("steps", step_rows), run)
-        traces = pc.field("trace_id").isin(pa.array(list(places.traces), pa.string()))
-        strangers = self._folder / OTHER
-        others = read_consistently(
-            strangers, lambda manifest: read_files(strangers, manifest, "spans", filters=traces)
-        )
-        rows = places.with_ordinals(unique_spans(pa.concat_tables([own, others])))
-        window = _window(steps)
-        return sorted_rows("spans", rows if window is None else rows.filter(window))
+        if steps is not None:
+            places.add_window(steps)
+        of_traces = pc.field("trace_id").isin(pa.array(list(places.traces), pa.string()))
+        wanted = None if window is None else of_traces | window
+        own = _read_spans(folder, wanted)
+        others = _read_spans(self._folder / OTHER, of_traces)
+        found = places.with_ordinals(unique_spans(pa.concat_tables([own, others])))
+        return sorted_rows("spans", found if window is None else found.filter(window))
 
     def _folders(self) -> dict[RunSummary, Path]:
         found = {}
@@ -96,6 +96,12 @@ class ParquetStore:
             expected="the folder that was there when runs were listed",
             fix="List the runs again with `argus runs`.",
         )
+
+
+def _read_spans(folder: Path, rows: object) -> pa.Table:
+    return read_consistently(
+        folder, lambda manifest: read_files(folder, manifest, "spans", filters=rows)
+    )
 
 
 def _read(

@@ -116,6 +116,7 @@ class Receiver:
             self._thread.join()
         self._server.end_idle_connections()
         self._commit.close()
+        self._server.end_reading()
         self._server.server_close()
 
     def __enter__(self) -> Self:

@@ -10,6 +10,10 @@ class SeenSteps:
 
     def __init__(self) -> None:
         self._intervals: dict[int, list[list[int]]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
 
     def __contains__(self, step: tuple[int, int]) -> bool:
         ordinal, rank = step
@@ -26,6 +30,7 @@ class SeenSteps:
         after = intervals[place] if place < len(intervals) else None
         if before is not None and before[0] <= ordinal < before[1]:
             return
+        self._size += 1
         joins_before = before is not None and before[1] == ordinal
         joins_after = after is not None and after[0] == ordinal + 1
         if joins_before and joins_after and before is not None and after is not None:

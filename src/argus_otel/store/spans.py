@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 MAX_INT32: Final = 2**31 - 1
 MAX_INT64: Final = 2**63 - 1
 
+_ENCODER: Final = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=True
+)
+
 STATUS: Final = ("unset", "ok", "error")
 """Names of OTLP's status codes 0, 1, 2."""
 
@@ -125,11 +129,14 @@ def read_request(request: ExportTraceServiceRequest) -> Iterator[Span]:
 
 
 def json_text(value: object) -> str:
-    """Strict JSON: what it has no number for (NaN, infinity) becomes a string."""
+    """Strict JSON, equal for equal values: keys sorted, for backends give them in any order.
+
+    What JSON has no number for (NaN, infinity) becomes a string.
+    """
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return _ENCODER.encode(value)
     except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
+        return _ENCODER.encode(_finite(value))
 
 
 def clamp_ns(value: int) -> int:

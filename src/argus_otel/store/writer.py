@@ -140,13 +140,14 @@ class _RunWriter:
         self.dataset = dataset
         folder, manifest = dataset.folder, dataset.manifest
         self._seen = SeenSteps()
-        self._ordinals: set[int] = set()
+        self._ordinals = SeenSteps()
         stored = read_files(folder, manifest, "steps", columns=["ordinal", "rank"])
         for ordinal, rank in zip(
             stored["ordinal"].to_pylist(), stored["rank"].to_pylist(), strict=True
         ):
             self._seen.add(ordinal, rank)
-        self._ordinals.update(stored["ordinal"].unique().to_pylist())
+        for ordinal in stored["ordinal"].unique().to_pylist():
+            self._ordinals.add(ordinal, 0)
         service = manifest.summary.service if manifest.summary else ""
         self._origins = origins_of(read_files(folder, manifest, "ranks"), service)
         groups = read_files(folder, manifest, "groups", columns=["group"])
@@ -164,7 +165,8 @@ class _RunWriter:
         changed = [o for rank, o in origins.items() if self._origins.get(rank) != o]
         groups = self._new_groups(received)
         run, attempt = spans[0].origin.run, spans[0].origin.attempt
-        ordinals = self._ordinals | {item.digest.ordinal for item in received}
+        ordinals = {item.digest.ordinal for item in received}
+        steps = len(self._ordinals) + sum((o, 0) not in self._ordinals for o in ordinals)
         self.dataset.commit(
             {
                 "steps": steps_table(received),
@@ -173,13 +175,13 @@ class _RunWriter:
                 "groups": groups_table(run, attempt, groups),
                 "spans": spans_table(spans, unpacked=self._unpacked(spans, damaged)),
             },
-            summary=self._summary(spans, origins, len(ordinals)),
+            summary=self._summary(spans, origins, steps),
             damaged_digests=self.dataset.manifest.damaged_digests + len(damaged - self._damaged),
         )
         # Only now: had the disk refused, the same spans must count as new when they come again.
         for item in received:
             self._seen.add(item.digest.ordinal, item.digest.rank)
-        self._ordinals = ordinals
+            self._ordinals.add(item.digest.ordinal, 0)
         self._origins = origins
         self._groups.update(groups)
         self._group_lines.update(line for item in received for line in item.digest.group_info)

@@ -39,5 +39,6 @@ def test_seen_steps_are_those_that_were_added(steps):
     for ordinal, rank in steps:
         seen.add(ordinal, rank)
 
+    assert len(seen) == len(set(steps))
     grid = [(ordinal, rank) for ordinal in range(-1, 15) for rank in range(4)]
     assert [step for step in grid if step in seen] == [step for step in grid if step in set(steps)]

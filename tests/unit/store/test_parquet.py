@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import duckdb
@@ -240,6 +241,35 @@ def test_a_reader_overtaken_by_compaction_reads_the_newer_files(
 
     assert overtaken
     assert tables.steps.num_rows == 16
+
+
+def test_reading_while_writing_and_compacting_never_sees_a_hole_or_a_double(
+    tmp_path, writers, job_spans
+):
+    """Each read is of one moment: the tables of a batch are there together or not at all."""
+    writer = writers(tmp_path, files_per_size=2)
+    writer.write(job_spans(steps=[0]))
+    store = ParquetStore(tmp_path)
+    run = store.resolve("latest")
+
+    def write_all():
+        for step in range(1, 40):
+            writer.write(job_spans(steps=[step]))
+            writer.compact()
+
+    sizes = []
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write_all)
+        while not writing.done():
+            tables = store.read(run)
+            sizes.append(tables.steps.num_rows)
+            assert tables.collectives.num_rows == 3 * tables.steps.num_rows
+            steps = tables.steps["ordinal"].to_pylist()
+            assert steps == [step for step in range(len(steps) // 4) for _ in range(4)]
+        writing.result()
+
+    assert sizes == sorted(sizes)
+    assert store.read(run).steps.num_rows == 160
 
 
 def test_leftovers_of_a_killed_writer_are_ignored_and_then_removed(tmp_path, job_spans):

@@ -228,6 +228,23 @@ def test_stopping_stores_what_has_arrived_and_ends_kept_alive_connections(sink, 
     assert len(sink.spans) == 4
 
 
+def test_stopping_does_not_wait_for_a_sender_that_stalls_in_the_middle(sink):
+    """It is told to try again: 400 would make it throw the batch away."""
+    receiver = Receiver(sink, gather_s=0).start()
+    with socket.create_connection(receiver._server.server_address, timeout=WITHIN_S) as raw:
+        raw.sendall(
+            b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n"
+            b"Expect: 100-continue\r\nContent-Length: 100\r\n\r\n"
+        )
+        answer = raw.makefile("rb")
+        assert b"100 Continue" in answer.readline()  # now it waits for the body
+
+        receiver.stop()
+
+        assert answer.readline() == b"\r\n"
+        assert answer.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
+
+
 def test_a_port_in_use_is_an_error_that_says_what_to_do(receiver, sink):
     """Another `argus serve`, or a Collector, on 4318."""
     port = receiver._server.server_address[1]
