@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from argus_otel import settings
 from argus_otel.semconv import generate
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,11 @@ NAME = re.compile(r"^[a-z][a-z0-9]*(_[a-z0-9]+)*(\.[a-z][a-z0-9]*(_[a-z0-9]+)*)*
 def test_what_is_made_from_the_registry_is_up_to_date(made, render):
     """If this fails: `make semconv`."""
     assert (ROOT / made).read_text("utf-8") == render(REGISTRY)
+
+
+def test_the_settings_page_is_up_to_date():
+    """If this fails: `make semconv`."""
+    assert (ROOT / "docs/reference/settings.md").read_text("utf-8") == settings.render_page()
 
 
 @pytest.mark.parametrize("kind", ["spans", "attributes", "metrics"])
