@@ -62,8 +62,7 @@ imports: setup ## who may import whom
 
 semconv: setup ## make names.py and the reference pages from the registry and the settings
 	$(BIN)/python -m argus_otel.semconv.generate docs/reference/telemetry.md
-	$(BIN)/python -c 'from argus_otel.settings import render_page; print(render_page(), end="")' \
-	  > docs/reference/settings.md
+	$(BIN)/python -m argus_otel.settings > docs/reference/settings.md
 
 semconv-check: setup ## are both up to date?
 	$(BIN)/python -m pytest -q tests/architecture/test_registry.py
