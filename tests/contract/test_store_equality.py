@@ -33,11 +33,15 @@ WITHIN_S = 120  # a deadline for a loaded machine, not an expectation
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory):
+def binaries():
     try:
-        binaries = build_stack()
+        return build_stack()
     except GoMissingError as error:
         pytest.skip(f"no Collector and Jaeger: {error.where} is {error.got}")
+
+
+@pytest.fixture
+def stack(binaries, tmp_path_factory):
     with running_stack(
         config="gateway",
         decision_wait_s=1,
@@ -87,7 +91,7 @@ def read_when_complete(store):
             tables = store.read(run)
             if tables.steps.num_rows == RANKS * STEPS - 1 and tables.events.num_rows:
                 return run, tables
-        assert time.monotonic() < deadline, "Jaeger did not show the whole run in time"
+        assert time.monotonic() < deadline, "the store did not show the whole run in time"
 
 
 def test_the_embedded_store_and_jaeger_give_the_same_tables(stack, tmp_path):
@@ -114,3 +118,25 @@ def test_the_embedded_store_and_jaeger_give_the_same_tables(stack, tmp_path):
     seen = jaeger.spans(jaeger_run, window)
     assert seen.equals(embedded.spans(embedded_run, window))
     assert seen.num_rows == RANKS + 2  # the root, and the pause
+
+
+def test_a_collector_may_stand_in_front_of_the_embedded_store(binaries, tmp_path):
+    """As its backend, with its own compression, batches and retries."""
+    with (
+        Receiver(ParquetWriter(tmp_path)) as receiver,
+        running_stack(
+            config="gateway",
+            decision_wait_s=1,
+            jaeger=False,
+            env={"ARGUS_BACKEND_OTLP_HTTP": receiver.endpoint},
+            binaries=binaries,
+        ) as collector,
+        httpx.Client(trust_env=False, timeout=60) as client,
+    ):
+        for body in requests():
+            post(client, collector.otlp_http_url, body)
+
+        run, tables = read_when_complete(open_store(str(tmp_path)))
+
+    assert run.ranks_seen == RANKS
+    assert tables.events["kind"].to_pylist() == ["gc"]

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _MIN_CONFIRMED: Final = 2
 """Steps that a shift must explain: one equal count may be chance."""
+_ROWS_ASKED: Final = 32
+_SHIFTS_TRIED: Final = 8
+"""Bounds the work where thousands of ranks are off; a shift that holds explains most rows."""
 
 
 def with_one_step_count(tables: RunTables) -> RunTables:
@@ -65,17 +68,20 @@ class _Counts:
     place_count: NDArray[np.int64]
     place_ranks: NDArray[np.int64]
     """How many ranks gave a count."""
+    place_key: NDArray[np.int64]
+    """One sorted number for group and ordinal."""
+    low: int
+    width: int
+    """Of the ordinals: the lowest, and how many there may be."""
 
     def references(
         self, group: NDArray[np.int64], ordinal: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The group's count at an ordinal, and whether at least two ranks gave one."""
-        low = int(min(self.place_ordinal.min(), ordinal.min()))
-        width = int(max(self.place_ordinal.max(), ordinal.max())) - low + 1
-        keys = self.place_group * width + self.place_ordinal - low  # sorted, as K is
-        wanted = group * width + ordinal - low
-        place = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
-        known = (keys[place] == wanted) & (self.place_ranks[place] > 1)
+        inside = (ordinal >= self.low) & (ordinal < self.low + self.width)
+        wanted = group * self.width + ordinal - self.low
+        place = np.minimum(np.searchsorted(self.place_key, wanted), self.place_key.size - 1)
+        known = inside & (self.place_key[place] == wanted) & (self.place_ranks[place] > 1)
         return self.place_count[place], known
 
 
@@ -100,14 +106,20 @@ def _boundary_counts(
     at = begins[best]
     first = np.r_[True, (group[at][1:] != group[at][:-1]) | (ordinal[at][1:] != ordinal[at][:-1])]
     first = np.flatnonzero(first[: at.size])
+    place_group, place_ordinal = group[at][first], ordinal[at][first]
+    low = int(place_ordinal.min()) if first.size else 0
+    width = int(place_ordinal.max()) - low + 1 if first.size else 1
     return _Counts(
         step=step_B,
         group=group_B,
         ordinal=ordinal_B,
         rank=rank_B,
         count=count_B,
-        place_group=group[at][first],
-        place_ordinal=ordinal[at][first],
+        place_group=place_group,
+        place_ordinal=place_ordinal,
+        place_key=place_group * width + place_ordinal - low,
+        low=low,
+        width=width,
         place_count=count[at][first],
         place_ranks=np.add.reduceat(votes[best], first) if first.size else np.empty(0, np.int64),
     )
@@ -139,14 +151,16 @@ def _compare(
 def _find_shifts(counts: _Counts, suspects: NDArray[np.int64]) -> dict[int, int]:
     """By rank: what to add to its ordinals so that every count that can be compared agrees."""
     shifts = {}
+    by_rank = np.argsort(counts.rank, kind="stable")
+    ranks = counts.rank[by_rank]
     for rank in np.unique(suspects).tolist():
-        mine = np.flatnonzero(counts.rank == rank)
+        mine = by_rank[slice(*np.searchsorted(ranks, [rank, rank + 1]))]
+        group, count = counts.group[mine], counts.count[mine]
         for shift in _candidates(counts, mine):
             ordinal = counts.ordinal[mine] + shift
-            reference, known = counts.references(counts.group[mine], ordinal)
-            agrees = reference[known] == counts.count[mine][known]
-            steps = np.unique(ordinal[known]).size
-            if agrees.all() and steps >= _MIN_CONFIRMED:
+            reference, known = counts.references(group, ordinal)
+            confirmed = np.unique(ordinal[known]).size
+            if (reference[known] == count[known]).all() and confirmed >= _MIN_CONFIRMED:
                 shifts[rank] = shift
                 break
     return shifts
@@ -155,14 +169,14 @@ def _find_shifts(counts: _Counts, suspects: NDArray[np.int64]) -> dict[int, int]
 def _candidates(counts: _Counts, mine: NDArray[np.int64]) -> list[int]:
     """Shifts that explain some of a rank's counts, the one that explains most first."""
     votes: dict[int, int] = {}
-    for row in mine.tolist():
+    for row in mine[:: max(1, mine.size // _ROWS_ASKED)].tolist():
         group = counts.group[row]
         low, high = np.searchsorted(counts.place_group, [group, group + 1])
         at = low + np.flatnonzero(counts.place_count[low:high] == counts.count[row])
         for shift in (counts.place_ordinal[at] - counts.ordinal[row]).tolist():
             votes[shift] = votes.get(shift, 0) + 1
     votes.pop(0, None)
-    return sorted(votes, key=lambda shift: (-votes[shift], abs(shift)))[:8]
+    return sorted(votes, key=lambda shift: (-votes[shift], abs(shift)))[:_SHIFTS_TRIED]
 
 
 def _shift(tables: RunTables, shifts: dict[int, int]) -> RunTables:

@@ -22,6 +22,10 @@ _MAX_ORDINAL: Final = 2**53
 """A step a microsecond for 285 years; and what JSON readers still hold exactly."""
 
 
+class DamagedDigestError(ValueError):
+    """A digest that cannot be read."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Received:
     """A readable digest, and where it came from."""
@@ -44,31 +48,31 @@ def is_digest(span: Span) -> bool:
     return span.name == names.SPAN_RANK_STEP and span.scope == scopes.DIGEST
 
 
-def read_digest(span: Span) -> Received | None:
-    """Decode a ``rank.step`` span; None if it is damaged, which is logged."""
+def read_digest(span: Span) -> Received:
+    """Decode a ``rank.step`` span.
+
+    Raises:
+        DamagedDigestError: It cannot be read, or does not fit the tables.
+    """
     try:
         digest = decode_digest(span.attributes, span.start_ns, span.end_ns)
         _check(digest)
     except (ValueError, TypeError, OverflowError, IndexError) as error:
-        _log.warning(
-            "digest of service %r, rank %s cannot be read: %s",
-            span.origin.service,
-            span.rank,
-            error,
-        )
-        return None
+        msg = f"digest of service {span.origin.service!r}, rank {span.rank}: {error}"
+        raise DamagedDigestError(msg) from error
     return Received(origin=span.origin, trace_id=span.trace_id, digest=digest)
 
 
 def read_digests(spans: Iterable[Span]) -> Digests:
     """Decode the digests among spans of one run; of a retried batch the first copy counts."""
     found: dict[tuple[int, int], Received] = {}
-    damaged = set()
-    for span in spans:
-        if not is_digest(span):
-            continue
-        received = read_digest(span)
-        if received is None:
+    damaged: set[tuple[str, str]] = set()
+    for span in filter(is_digest, spans):
+        try:
+            received = read_digest(span)
+        except DamagedDigestError as error:
+            if not damaged:  # a reader of the wrong version would say it for each of thousands
+                _log.warning("%s (said once; all are counted)", error)
             damaged.add((span.trace_id, span.span_id))
         else:
             found.setdefault((received.digest.ordinal, received.digest.rank), received)

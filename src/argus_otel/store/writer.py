@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from argus_otel._runtime.errors import StoreError
 from argus_otel.store.compaction import FILES_PER_SIZE, compact
 from argus_otel.store.dataset import Dataset, read_files, read_manifest
-from argus_otel.store.digests import is_digest, read_digest
+from argus_otel.store.digests import DamagedDigestError, is_digest, read_digest
 from argus_otel.store.groups import groups_table, read_group
 from argus_otel.store.origins import merge_origins, origins_of
 from argus_otel.store.seen import SeenSteps
@@ -189,12 +189,15 @@ class _RunWriter:
 
     def _new_digests(self, spans: Sequence[Span]) -> tuple[list[Received], set[str]]:
         found: dict[tuple[int, int], Received] = {}
-        damaged = set()
+        damaged: set[str] = set()
         for span in spans:
             if not is_digest(span):
                 continue
-            received = read_digest(span)
-            if received is None:
+            try:
+                received = read_digest(span)
+            except DamagedDigestError as error:
+                if not self._damaged and not damaged:
+                    _log.warning("%s (said once a run; all are counted)", error)
                 damaged.add(span.span_id)
                 continue
             key = (received.digest.ordinal, received.digest.rank)

@@ -253,7 +253,7 @@ def test_reading_while_writing_and_compacting_never_sees_a_hole_or_a_double(
     run = store.resolve("latest")
 
     def write_all():
-        for step in range(1, 40):
+        for step in range(1, 20):
             writer.write(job_spans(steps=[step]))
             writer.compact()
 
@@ -269,7 +269,7 @@ def test_reading_while_writing_and_compacting_never_sees_a_hole_or_a_double(
         writing.result()
 
     assert sizes == sorted(sizes)
-    assert store.read(run).steps.num_rows == 160
+    assert store.read(run).steps.num_rows == 80
 
 
 def test_leftovers_of_a_killed_writer_are_ignored_and_then_removed(tmp_path, job_spans):

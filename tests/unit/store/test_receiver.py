@@ -6,6 +6,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from argus_otel._runtime.errors import ConfigError
 from argus_otel.store.parquet import ParquetStore
@@ -243,6 +247,38 @@ def test_stopping_does_not_wait_for_a_sender_that_stalls_in_the_middle(sink):
 
         assert answer.readline() == b"\r\n"
         assert answer.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
+
+
+def test_more_connections_than_it_serves_are_turned_away_at_once(receiver, post):
+    """With the same word as when the disk is busy, so that senders come back."""
+    receiver._server.slots = threading.BoundedSemaphore(1)
+    with socket.create_connection(receiver._server.server_address, timeout=WITHIN_S):
+        answer = post(receiver, body())
+
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_the_stock_exporter_of_the_sdk_is_understood(receiver, sink):
+    """What a user's own tracer sends."""
+    exporter = OTLPSpanExporter(
+        endpoint=f"{receiver.endpoint}/v1/traces", compression=Compression.Gzip
+    )
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with (
+        pytest.raises(KeyError),
+        provider.get_tracer("my.app").start_as_current_span(
+            "tokenize", attributes={"size": 3, "kinds": ["a", "b"]}
+        ),
+    ):
+        raise KeyError("vocabulary")
+    provider.shutdown()
+
+    (span,) = sink.spans
+    assert (span.scope, span.name, span.status) == ("my.app", "tokenize", "error")
+    assert span.attributes == {"size": 3, "kinds": ["a", "b"]}
+    assert [event["name"] for event in span.events] == ["exception"]
 
 
 def test_a_port_in_use_is_an_error_that_says_what_to_do(receiver, sink):
