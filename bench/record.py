@@ -132,12 +132,12 @@ def one_process(pairs: int) -> list[Row]:
              kinds=(events.PHASE,)),
         _row("phase() of the user", _with(nullcontext), _with(lambda: user_phase(recorder, "x")),
              pairs, 1000, kinds=(events.PHASE,)),
-        _row("backward, with CPU time and run delay", _nothing, backward, pairs, 5000,
+        _row("backward, with CPU time and run delay", _nothing, backward, pairs, 500,
              kinds=(events.BACKWARD,)),
-        _row("forward of DDP or FSDP, the same", _nothing, forward, pairs, 5000,
+        _row("forward of DDP or FSDP, the same", _nothing, forward, pairs, 500,
              kinds=(events.FORWARD,)),
         _row("step boundary, with trace context", _nothing, steps.end_from_integration, pairs,
-             2000, target_us=None, kinds=(events.STEP_END,)),
+             200, kinds=(events.STEP_END,)),
     ]  # fmt: skip
     return [*rows, optimizer_row(tracer, pairs)]
 

@@ -8,13 +8,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
+import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 WIDTH = 192
 """One layer's weights are 144 KB: above the bucket size below, so each layer is reduced alone."""
@@ -103,3 +110,115 @@ def resident_bytes() -> int:
     """Memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Batches(Dataset[torch.Tensor]):
+    """Ready batches, a little larger or smaller from step to step, alike on average on all ranks.
+
+    Args:
+        rows: Mean size of a batch.
+        count: How many.
+        uneven: Largest deviation of a batch's size, as a share.
+        seed: Of this rank's sizes.
+    """
+
+    def __init__(self, rows: int, count: int, uneven: float, seed: int) -> None:
+        self._rows, self._count = rows, count
+        self._uneven, self._source = uneven, random.Random(seed)  # noqa: S311
+        self._values = torch.randn(round(rows * (1 + uneven)) + 1, WIDTH)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index >= self._count:
+            raise IndexError(index)
+        share = 1 + self._source.uniform(-self._uneven, self._uneven)
+        return self._values[: max(1, round(self._rows * share))]
+
+
+class Disturbed(nn.Module):
+    """A model with more arithmetic in some of its forwards: jitter, warm-up, or a slow rank."""
+
+    def __init__(self, inner: nn.Module, given: argparse.Namespace, rank: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self._work = MatrixWork()
+        self._source = random.Random(given.seed * 100 + rank)  # noqa: S311
+        self._given = given
+        self._slow = rank == given.slow_rank
+        self._own_s = given.step_ms / 1000 / given.accumulate
+        self.at_step = 0
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """The inner model's, after the extra work of this step."""
+        if self.training:
+            share = self._source.uniform(0, 2 * self._given.jitter)
+            if self.at_step < self._given.warm_up_steps:
+                share += 2.0
+            if self._slow and self.at_step >= self._given.onset:
+                share += self._given.slow_factor - 1
+            if share:
+                self._work.do(share * self._own_s)
+        return self.inner(rows)
+
+
+def disturbances(options: argparse.ArgumentParser) -> None:
+    """Options of what a loop does besides its plain steps."""
+    options.add_argument("--jitter", type=float, default=0.0, help="mean extra work, a share")
+    options.add_argument("--uneven", type=float, default=0.0, help="batch sizes vary so much")
+    options.add_argument("--warm-up-steps", type=int, default=0, help="three times slower")
+    options.add_argument("--evaluate-every", type=int, default=0)
+    options.add_argument("--checkpoint-every", type=int, default=0)
+    options.add_argument("--accumulate", type=int, default=1, help="micro-batches a step")
+    options.add_argument("--slow-rank", type=int, default=-1)
+    options.add_argument("--slow-factor", type=float, default=1.0)
+    options.add_argument("--onset", type=int, default=0, help="first step of the slow rank")
+
+
+def train(model: nn.Module, disturbed: Disturbed, given: argparse.Namespace, rank: int) -> None:
+    """A loop as many people write it.
+
+    Args:
+        model: What is called; ``disturbed``, or what wraps it.
+        disturbed: Is told the step.
+        given: Options.
+        rank: Of this process.
+    """
+    batch = batch_for(given.layers, given.step_ms / given.accumulate)
+    data = Batches(batch, given.steps * given.accumulate, given.uneven, given.seed * 100 + rank)
+    loader = iter(DataLoader(data, batch_size=None))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(given.steps):
+        disturbed.at_step = step
+        optimizer.zero_grad()
+        for micro in range(given.accumulate):
+            last = micro == given.accumulate - 1
+            with nullcontext() if last else _without_sync(model):
+                model(next(loader)).square().mean().backward()
+        optimizer.step()
+        if given.evaluate_every and step % given.evaluate_every == given.evaluate_every - 1:
+            _evaluate(model, batch)
+        if given.checkpoint_every and step % given.checkpoint_every == given.checkpoint_every - 1:
+            _checkpoint(model, rank)
+
+
+def _without_sync(model: nn.Module) -> AbstractContextManager[Any]:
+    return model.no_sync() if hasattr(model, "no_sync") else nullcontext()
+
+
+def _evaluate(model: nn.Module, batch: int) -> None:
+    model.eval()
+    with torch.no_grad():
+        for _ in range(4):
+            model(torch.randn(batch, WIDTH))
+    model.train()
+
+
+def _checkpoint(model: nn.Module, rank: int) -> None:
+    state = model.state_dict()
+    if rank == 0:
+        with tempfile.NamedTemporaryFile() as file:
+            for _ in range(4):
+                torch.save(state, file.name)
+    dist.barrier()
