@@ -121,10 +121,9 @@ def _finding(
     burst: bool,
     agrees: bool,
 ) -> Finding:
-    # Half of the way, as ratios go, from healthy to what was found: tells slow steps from others.
-    bar = params["burst_ratio"] if burst else float(own.ratio_R[rank]) ** 0.5
-    over_S = np.nan_to_num(own.step_ratio_SR[:, rank]) >= bar
     ratio = float(_burst_ratio(own, params)[rank]) if burst else float(own.ratio_R[rank])
+    # Half of the way, as ratios go, from healthy to what was found: tells slow steps from others.
+    over_S = np.nan_to_num(own.step_ratio_SR[:, rank]) >= ratio**0.5
     cpu_ratio = float(_burst_ratio(own, params, of=cpu)[rank] if burst else cpu.ratio_R[rank])
     own_s = window.column("own_work_s")[:, rank]
     usual_s = float(median_over(own_s[over_S], axis=0))

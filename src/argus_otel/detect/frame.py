@@ -150,13 +150,18 @@ def _excess(log_SR: Floats, peers: Peers) -> Excess:
 def _own_work(frame: Frame) -> Floats:
     """Busy time less waiting for a core, for input and for the garbage collector.
 
-    What is not known is not taken out; a detector that cares asks for the column itself.
+    What is not known is not taken out; a detector that cares asks for the column itself. Waiting
+    for a core counts for the whole step, also for the wake-ups after others were waited for: on a
+    crowded host more is taken out than was in. CPU time is work all the same, so own time is no
+    less than that, except beside a GPU, where waiting for the device may spin.
     """
-    busy = frame.columns["busy_s"]
-    taken = sum(
-        np.nan_to_num(frame.columns[name]) for name in ("run_delay_s", "data_wait_s", "gc_s")
-    )
-    own: Floats = np.maximum(busy - taken, _LEAST_OWN_SHARE * busy)
+    columns = frame.columns
+    busy = columns["busy_s"]
+    aside = np.nan_to_num(columns["data_wait_s"]) + np.nan_to_num(columns["gc_s"])
+    worked = np.where(frame.has_gpu_R, 0.0, np.nan_to_num(columns["cpu_s"]) - aside)
+    unhindered = busy - aside - np.nan_to_num(columns["run_delay_s"])
+    least = np.minimum(np.maximum(worked, _LEAST_OWN_SHARE * busy), busy)
+    own: Floats = np.maximum(unhindered, least)
     return own
 
 

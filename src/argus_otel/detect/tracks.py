@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final
 
 from argus_otel.detect.api import join_numbers
@@ -140,7 +141,11 @@ def _join(together: Sequence[Finding]) -> Finding:
         worst,
         ranks=ranks,
         hosts=hosts,
-        first_step=min(finding.first_step for finding in together),
+        first_step=median_low(finding.first_step for finding in together),
+        onset=Onset(
+            step=median_low(finding.onset.step for finding in together),
+            exact=all(finding.onset.exact for finding in together),
+        ),
         last_step=max(finding.last_step for finding in together),
         summary=f"Ranks {join_numbers(ranks)}{where} are slow together. The worst: {worst.summary}",
         evidence={**worst.evidence, "slowdown_by_rank": slowdowns},

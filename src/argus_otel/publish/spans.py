@@ -1,0 +1,133 @@
+"""A finding as one ``argus.finding`` span under the culprit's step, with error status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import httpx
+import pyarrow.compute as pc
+
+from argus_otel._runtime.errors import ArgusError
+from argus_otel.semconv import names
+from argus_otel.wire import ids
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from argus_otel.tables.findings import Finding
+
+
+class PublishError(ArgusError):
+    """The verdict could not be sent; it still holds."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingSpan:
+    """A span to be encoded: ids in bytes, times in Unix nanoseconds."""
+
+    trace_id: bytes
+    span_id: bytes
+    parent_span_id: bytes
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, str | int | float | bool | Sequence[int]]
+    message: str
+
+
+class Destination(Protocol):
+    """Where finding spans go."""
+
+    def send(self, body: bytes) -> None:
+        """Deliver one ExportTraceServiceRequest.
+
+        Raises:
+            ArgusError: It did not arrive.
+        """
+        ...
+
+
+class HttpDestination:
+    """An OTLP/HTTP endpoint: a Collector, Jaeger, or ``argus serve``."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """Name the endpoint, as OTEL_EXPORTER_OTLP_ENDPOINT does: without ``/v1/traces``."""
+        self._url = f"{endpoint.rstrip('/')}/v1/traces"
+        self._headers = {"content-type": "application/x-protobuf", **(headers or {})}
+        self._transport = transport
+
+    def send(self, body: bytes) -> None:
+        """See ``Destination``."""
+        try:
+            with httpx.Client(transport=self._transport, timeout=10.0) as client:
+                answer = client.post(self._url, content=body, headers=self._headers)
+                answer.raise_for_status()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise PublishError(
+                f"the OTLP endpoint {self._url}",
+                got=f"not taking the verdict ({error})",
+                expected="an OTLP/HTTP receiver",
+                fix="Check --otlp-endpoint or OTEL_EXPORTER_OTLP_ENDPOINT (the HTTP port, usually "
+                "4318), or pass --dry-run.",
+            ) from error
+
+
+def finding_spans(
+    findings: Sequence[Finding], steps: pa.Table, *, published: Collection[str] = ()
+) -> list[FindingSpan]:
+    """The spans to send.
+
+    Args:
+        findings: From the detectors.
+        steps: ``tables.STEPS`` of the run: which trace and time the step of a finding has.
+        published: Span ids (hex) that are in the store already; left out, so that a verdict
+            appears once however often the detectors run.
+    """
+    spans = []
+    for finding in findings:
+        step, rank = finding.evidence.get("look_at_step"), finding.evidence.get("look_at_rank")
+        row = steps.filter((pc.field("ordinal") == step) & (pc.field("rank") == rank))
+        if rank is None or row.num_rows == 0:
+            continue
+        (place,) = row.slice(0, 1).select(["trace_id", "start_ns", "step_s"]).to_pylist()
+        trace_id = bytes.fromhex(place["trace_id"])
+        number = int.from_bytes(bytes.fromhex(finding.id), "little")
+        span_id = ids.span_id(trace_id, ids.FINDING, rank, number)
+        if span_id.hex() in published:
+            continue
+        spans.append(
+            FindingSpan(
+                trace_id=trace_id,
+                span_id=span_id,
+                parent_span_id=ids.span_id(trace_id, ids.RANK_STEP, rank),
+                start_ns=place["start_ns"],
+                end_ns=place["start_ns"] + int(place["step_s"] * 1e9),
+                attributes=_attributes(finding, int(rank)),
+                message=finding.summary,
+            )
+        )
+    return spans
+
+
+def _attributes(finding: Finding, rank: int) -> dict[str, str | int | float | bool | Sequence[int]]:
+    return {
+        names.ARGUS_FINDING_ID: finding.id,
+        names.ARGUS_FINDING_DETECTOR: finding.detector,
+        names.ARGUS_FINDING_CAUSE: finding.cause,
+        names.ARGUS_FINDING_SEVERITY: finding.severity,
+        names.ARGUS_FINDING_RANKS: list(finding.ranks),
+        names.ARGUS_FINDING_SLOWDOWN: finding.slowdown,
+        names.ARGUS_FINDING_SUMMARY: finding.summary,
+        names.ARGUS_FINDING_NEXT_STEP: finding.next_step,
+        names.DL_RANK: rank,
+    }
