@@ -34,7 +34,9 @@ def _print_version(value: bool) -> None:  # noqa: FBT001 - typer hands over flag
 def _options(
     show_version: Annotated[  # noqa: FBT002
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Options of the whole command."""

@@ -68,8 +68,16 @@ def run(
     raise typer.Exit(run_local(found, environ, store or Path("argus-store")))
 
 
-def run_local(command: list[str], environ: dict[str, str], store: Path) -> int:
+def run_local(
+    command: list[str], environ: dict[str, str], store: Path, *, quiet: bool = False
+) -> int:
     """Run a command beside an embedded receiver; a finished store when it returns.
+
+    Args:
+        command: With its program's full path.
+        environ: From ``traced_environment``; the endpoint is set here.
+        store: Folder of the store.
+        quiet: Do not say what arrived.
 
     Returns:
         The command's exit code.
@@ -95,6 +103,8 @@ def run_local(command: list[str], environ: dict[str, str], store: Path) -> int:
         environ["OTEL_EXPORTER_OTLP_PROTOCOL"] = "http/protobuf"
         code = run_and_wait(command, environ)
         spans = receiver.counts["spans"]
+    if quiet:
+        return code
     console.print(f"argus: {spans} spans in {store}", markup=False)
     if spans:
         console.print(f"argus: now  argus detect --store {store}", markup=False)
