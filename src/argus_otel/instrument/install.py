@@ -17,6 +17,7 @@ from argus_otel.instrument.framework.optimizers import (
 from argus_otel.instrument.framework.phases import (
     BackwardTimer,
     ForwardHooks,
+    instrument_backward,
     instrument_ddp,
     instrument_fsdp,
 )
@@ -96,7 +97,7 @@ class Instrumentation:
             (
                 "backward",
                 "torch.autograd",
-                lambda module: patches.replace(module, "backward", timer.wrap),
+                lambda module: instrument_backward(module, patches, timer),
             ),
             (
                 "data_loading",

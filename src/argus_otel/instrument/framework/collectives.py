@@ -177,6 +177,8 @@ class Collectives:
             except Exception as error:  # noqa: BLE001
                 report("collective_end_hook", error)
 
+        for hook in (before, after):
+            never_compile(hook, callees=True)
         return before, after
 
 

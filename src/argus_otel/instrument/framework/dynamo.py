@@ -12,8 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def never_compile(function: Callable[..., Any]) -> None:
-    """Mark a function's code to be left alone; does nothing where torch cannot be told."""
+def never_compile(function: Callable[..., Any], *, callees: bool = False) -> None:
+    """Mark a function's code to be left alone; does nothing where torch cannot be told.
+
+    Args:
+        function: One of ours.
+        callees: Also what it calls; for functions that call nothing of the user's.
+    """
     code = getattr(function, "__code__", None)
     if code is None:
         return
@@ -27,4 +32,5 @@ def never_compile(function: Callable[..., Any]) -> None:
         strategy = getattr(eval_frame, "_FrameExecStrategy", None)
         action = getattr(eval_frame, "_FrameAction", None)
         if strategy is not None and action is not None:
-            eval_frame.set_code_exec_strategy(code, strategy(action.SKIP, action.DEFAULT))
+            inside = action.SKIP if callees else action.DEFAULT
+            eval_frame.set_code_exec_strategy(code, strategy(action.SKIP, inside))

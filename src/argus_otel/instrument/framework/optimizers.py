@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from argus_otel.instrument.framework.dynamo import never_compile
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,6 +37,8 @@ def instrument_optimizers(
             except Exception as error:  # noqa: BLE001
                 report("optimizer_hook", error)
 
+    for hook in (before, after):
+        never_compile(hook, callees=True)
     # What torch puts around ``step``, and calls the hooks from.
     steps.know_optimizer_frame(module.Optimizer.profile_hook_step(len).__code__)
     handles = (

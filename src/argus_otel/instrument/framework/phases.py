@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from argus_otel._runtime.clock import monotonic_ns
 from argus_otel.instrument.framework.dynamo import never_compile
+from argus_otel.instrument.framework.steps import StepTracker
 from argus_otel.wire import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from argus_otel.instrument.framework.steps import StepTracker
     from argus_otel.instrument.patches import Patches
     from argus_otel.instrument.sink import Sink
 
@@ -136,6 +136,19 @@ class BackwardTimer:
 
         never_compile(backward)
         return backward
+
+
+def instrument_backward(
+    module: Any,  # noqa: ANN401 - torch.autograd
+    patches: Patches,
+    timer: BackwardTimer,
+) -> None:
+    """Time every autograd pass."""
+    patches.replace(module, "backward", timer.wrap)
+    for name in ("read_times", "backward_begins", "backward_ends"):
+        never_compile(getattr(StepTracker, name), callees=True)
+    for name in ("enter", "leave"):
+        never_compile(getattr(ForwardHooks, name), callees=True)
 
 
 def instrument_ddp(

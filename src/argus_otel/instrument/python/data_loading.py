@@ -36,7 +36,8 @@ def instrument_data_loading(
             # A StopIteration is not a batch, and passes through unrecorded.
             batch = original(self)
             try:
-                sink.append(events.DATA, began_ns, monotonic_ns(), times[0], times[1], 0, 0)
+                after = steps.read_times()
+                sink.append(events.DATA, began_ns, monotonic_ns(), *times, *after)
             except Exception as error:  # noqa: BLE001 - never into the user's training
                 sink.faults.report("data_hook", error)
             return batch
