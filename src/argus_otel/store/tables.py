@@ -70,7 +70,9 @@ def collectives_table(received: Sequence[Received]) -> pa.Table:
     peer_C = _joined(sync.peer for sync in syncs)
     rank_C = _per_digest(digests, "rank")[digest_C]
     arrival_C = _joined(sync.arrival_us for sync in syncs)
-    folded_C = np.repeat(np.fromiter((s.folded for s in syncs), bool, len(syncs)), sizes_D)
+    # Folded rows stand for many; and in a step whose buffer overflowed nobody knows how many
+    # operations are missing between those that are there.
+    unnumbered_D = np.fromiter((d.sync.folded or d.truncated for d in digests), bool, len(digests))
     seq_C = sequence_numbers(syncs, pair_C=pair_C, op_C=op_C, peer_C=peer_C, rank_C=rank_C)
     duration_C = _joined(sync.duration_us for sync in syncs)
     columns = {
@@ -80,7 +82,7 @@ def collectives_table(received: Sequence[Received]) -> pa.Table:
         "rank": rank_C,
         "group": key_G[pair_C],
         "op": _named(OPS, np.where(op_C < len(OPS), op_C, 0)),
-        "seq": _nullable(seq_C, (seq_C < 0) | folded_C),
+        "seq": _nullable(seq_C, (seq_C < 0) | unnumbered_D[digest_C]),
         "peer": _nullable(peer_C, peer_C < 0),
         "phase": _named(PHASES, _joined(sync.phase for sync in syncs)),
         "payload_bytes": _joined(sync.payload_bytes for sync in syncs),

@@ -97,7 +97,8 @@ COLLECTIVES = _schema(
     ("min_duration_s", pa.float64(), True),
 )
 """One row an operation (``count`` 1, ``seq`` known), or where the digest was folded one row a
-(group, operation, phase) with ``seq`` null and ``duration_s`` the sum of the known ones.
+(group, operation, phase) with ``seq`` null and ``duration_s`` the sum of the known ones. Where
+the step's buffer overflowed (``steps.truncated``) ``seq`` is null as well.
 ``seq`` counts collectives per group, and point-to-point operations per (group, source,
 destination), from the group's creation."""
 

@@ -109,6 +109,19 @@ def test_a_rank_with_missing_steps_does_not_poison_the_others():
     assert result.steps.num_rows == 4 * STEPS_RUN - 4
 
 
+def test_a_step_that_overflowed_is_not_held_against_its_rank():
+    """Its first collectives were lost, so its count starts too high."""
+    digests = job()
+    lossy = next(digest for digest in digests if (digest.rank, digest.ordinal) == (1, 5))
+    lossy.truncated = True
+    lossy.sync.start_counts = lossy.sync.start_counts + 2
+
+    result = align(tables_of(digests))
+
+    assert aligned(result, rank=1, ordinal=5) == [None]
+    assert aligned(result).count(True) == 4 * STEPS_RUN - 1
+
+
 def test_one_rank_alone_cannot_be_compared():
     """Null, which is not the same as false."""
     assert aligned(align(tables_of(job(ranks=[0])))) == [None] * STEPS_RUN

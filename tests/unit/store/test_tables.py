@@ -159,6 +159,13 @@ def test_a_channel_that_the_digest_does_not_list_has_no_number():
     assert table["seq"].to_pylist() == [None]
 
 
+def test_operations_of_a_step_that_overflowed_have_no_numbers():
+    """Some are missing, and nobody knows which; a wrong number would pair strangers."""
+    table = collectives_table(received(example_digest(2, 1, truncated=True)).received)
+
+    assert table["seq"].to_pylist() == [None, None, None]
+
+
 def test_a_folded_digest_gives_rows_that_stand_for_several_operations():
     """Where a step has too many collectives for a vector."""
     rows = [(0, "all_reduce", -1, 10, 4), (0, "all_reduce", -1, 30, -1), (0, "barrier", -1, 50, 6)]
