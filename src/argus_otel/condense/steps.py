@@ -112,6 +112,9 @@ def condense_steps(
     inside = rows["t0"] >= start_ns[row_step]
     data = inside & (rows["kind"] == events.DATA)
     data_wait_ns = _sums(row_step[data], (rows["t1"] - rows["t0"])[data], s)
+    # What input costs in CPU and run delay is input's, and not this rank's own work.
+    data_cpu_ns = _sums(row_step[data], _spent(rows["c"], rows["a"])[data].clip(0), s)
+    data_delay_ns = _sums(row_step[data], _spent(rows["d"], rows["b"])[data].clip(0), s)
 
     pauses = batch[(kind == events.GC)]
     pause_step = step_E[kind == events.GC]
@@ -136,8 +139,8 @@ def condense_steps(
         previous_end_ns=previous_end_ns,
         start_ns=start_ns,
         end_ns=end_ns,
-        cpu_ns=_spent(marks["c"], cpu0),
-        run_delay_ns=_spent(marks["d"], delay0),
+        cpu_ns=_less(_spent(marks["c"], cpu0), data_cpu_ns),
+        run_delay_ns=_less(_spent(marks["d"], delay0), data_delay_ns),
         data_wait_ns=data_wait_ns,
         gc_ns=_sums(pause_step, pause_ns, s),
         gc_count=np.bincount(pause_step, minlength=s),
@@ -162,6 +165,11 @@ def _spent(at_end: NDArray[np.int64], at_start: NDArray[np.int64]) -> NDArray[np
     spent = at_end - at_start
     unknown = (at_end == events.NONE) | (at_start == events.NONE) | (spent < 0)
     return np.where(unknown, events.NONE, spent)
+
+
+def _less(spent_S: NDArray[np.int64], part_S: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A known amount without a part of it; unknown stays unknown."""
+    return np.where(spent_S == events.NONE, spent_S, np.maximum(spent_S - part_S, 0))
 
 
 def _starts(

@@ -122,7 +122,8 @@ def make_finding(
     marked = over_S.copy()
     marked[:first] = False
     step, trace_id = window.marked_step(marked, ranks[0])
-    step_s = window.usual_step_s
+    # A fault that comes and goes is in some steps only: its cost is a part of the mean.
+    step_s = window.usual_step_s if lasting else float(np.nanmean(window.job_step_s))
     lost_s = min(lost_s, 0.99 * step_s)
     return Finding(
         detector=params.detector,

@@ -158,7 +158,9 @@ def _own_work(frame: Frame) -> Floats:
     columns = frame.columns
     busy = columns["busy_s"]
     aside = np.nan_to_num(columns["data_wait_s"]) + np.nan_to_num(columns["gc_s"])
-    worked = np.where(frame.has_gpu_R, 0.0, np.nan_to_num(columns["cpu_s"]) - aside)
+    worked = np.where(
+        frame.has_gpu_R, 0.0, np.nan_to_num(columns["cpu_s"]) - np.nan_to_num(columns["gc_s"])
+    )
     unhindered = busy - aside - np.nan_to_num(columns["run_delay_s"])
     least = np.minimum(np.maximum(worked, _LEAST_OWN_SHARE * busy), busy)
     own: Floats = np.maximum(unhindered, least)

@@ -147,9 +147,10 @@ class StepDigest:
     busy_s: float | None = None
     """Time inside the step that nobody made this rank wait for (data wait included)."""
     cpu_s: float | None = None
-    """CPU time of the training thread inside the step."""
+    """CPU time of the training thread inside the step, waits for input left out."""
     run_delay_s: float | None = None
-    """Time inside the step that the training thread was runnable but had no core."""
+    """Time inside the step that the training thread was runnable but had no core, waits for
+    input left out."""
     data_wait_s: float | None = None
     gc_s: float | None = None
     gc_count: int | None = None

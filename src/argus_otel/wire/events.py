@@ -8,7 +8,7 @@ kind         t0, t1 (ns)        a                  b, c, d
 COLLECTIVE   arrival, 0         packed, see below  own count in group or channel; bytes; op id
 END          end, 0             group              -; -; op id
 WAIT         begin, end         -                  -
-DATA         begin, end         CPU ns at begin    run delay ns at begin
+DATA         begin, end         CPU ns at begin    run delay ns at begin; both at end
 FORWARD      begin, end         CPU ns at begin    run delay ns at begin; flags
 BACKWARD     begin, end         CPU ns at begin    run delay ns at begin; flags
 OPTIMIZER    begin, end         -                  -; flags
