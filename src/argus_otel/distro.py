@@ -352,7 +352,6 @@ class Tracer:
 
     def _after_fork(self) -> None:
         """In a child: a DataLoader worker, or a rank that will say so by init_process_group."""
-        self._sigterm.undo()
         self.worker.reset_after_fork()
         self._dormant = True
 

@@ -207,8 +207,8 @@ def _convert(value: Any, field: Any) -> Any:  # noqa: ANN401
     if kind is str:
         return str(value)
     noun = "a whole number" if kind is int else "a number"
-    limits = "" if least is None else f", {least:g} or more"
-    limits += "" if most is None else f", at most {most:g}"
+    limits = "" if least is None else f", {least:.12g} or more"
+    limits += "" if most is None else f", at most {most:.12g}"
     unit = f" (unit {field.metadata['unit']})" if field.metadata["unit"] else ""
     try:
         number = kind(value)

@@ -34,6 +34,8 @@ class SigtermFlush:
         self._read_end = -1
         self._write_end = -1
         self.installed = False
+        self._follows_forks = False
+        self._forking = threading.local()
 
     def install(self) -> None:
         """Put it in place, if this is the main thread and nobody else handles the signal."""
@@ -50,6 +52,11 @@ class SigtermFlush:
             return
         signal.signal(signal.SIGTERM, _leave_it_to_the_thread)
         self.installed = True
+        if not self._follows_forks:
+            self._follows_forks = True
+            os.register_at_fork(
+                before=self._hold, after_in_parent=self._release, after_in_child=self._be_a_child
+            )
         threading.Thread(target=self._wait, name="argus-sigterm", daemon=True).start()
 
     def _wait(self) -> None:
@@ -71,6 +78,22 @@ class SigtermFlush:
         # signal.signal() works in the main thread only, and that one may be stuck for good.
         _restore_default()
         os.kill(os.getpid(), signal.SIGTERM)
+
+    # A child shares the descriptor for a moment, and a SIGTERM that it gets then would be its
+    # parent's. So the signal waits until the child is on its own.
+
+    def _hold(self) -> None:
+        if self.installed:
+            self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _release(self) -> None:
+        mask = self._forking.__dict__.pop("mask", None)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _be_a_child(self) -> None:
+        self.undo()
+        self._release()
 
     def undo(self) -> None:
         """Let SIGTERM do what it did before; in a forked child, or where tracing is over."""

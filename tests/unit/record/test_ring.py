@@ -1,0 +1,132 @@
+"""The ring that the training thread writes to: what comes out is what went in, or is counted."""
+
+from __future__ import annotations
+
+import struct
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from argus_otel.record.ring import EventRing
+from argus_otel.wire import events
+
+LARGEST = (1 << 63) - 1
+
+
+def append(ring, value, *, kind=events.PHASE):
+    ring.append(kind, value, 0, 0, 0, 0, 0)
+
+
+def test_events_come_out_in_order_and_once():
+    """With every field as it was written."""
+    ring = EventRing(64)
+    ring.append(events.COLLECTIVE, 1, 2, 3, 4, LARGEST, -LARGEST)
+    append(ring, 7)
+
+    drained = ring.drain()
+
+    assert drained[["kind", "t0", "t1", "a", "b", "c", "d"]].tolist() == [
+        (events.COLLECTIVE, 1, 2, 3, 4, LARGEST, -LARGEST),
+        (events.PHASE, 7, 0, 0, 0, 0, 0),
+    ]
+    assert ring.drain().size == 0
+    assert ring.lost == 0
+
+
+@given(st.lists(st.integers(0, 200), max_size=12), st.sampled_from([16, 64, 256]))
+def test_whatever_the_rhythm_of_reading_nothing_is_doubled_and_every_loss_is_counted(
+    bursts, capacity
+):
+    """Bursts of events with a reading after each."""
+    ring = EventRing(capacity)
+    written = 0
+    seen = []
+    for burst in bursts:
+        for _ in range(burst):
+            append(ring, written)
+            written += 1
+        seen += ring.drain()["t0"].tolist()
+
+    assert seen == sorted(set(seen))
+    assert len(seen) + ring.lost == written
+    if max(bursts, default=0) <= capacity:
+        assert ring.lost == 0
+
+
+def test_an_overflow_keeps_the_newest_events():
+    """Less an eighth of the ring, in which writers may meanwhile be."""
+    ring = EventRing(64)
+    for value in range(1000):
+        append(ring, value)
+
+    drained = ring.drain()["t0"].tolist()
+
+    assert drained == list(range(1000 - 64 + 8, 1000))
+    assert ring.lost == 1000 - len(drained)
+
+
+def test_a_value_beyond_64_bits_loses_its_own_event_only():
+    """The reader must not wait for a slot that nobody fills."""
+    ring = EventRing(64)
+    append(ring, 1)
+    with pytest.raises(struct.error):
+        append(ring, 1 << 64)
+    append(ring, 2)
+
+    drained = ring.drain()
+
+    assert drained["kind"].tolist() == [events.PHASE, events.VOID, events.PHASE]
+    assert drained["t0"].tolist() == [1, 0, 2]
+
+
+def test_a_writer_that_never_comes_back_holds_up_one_reading():
+    """It was interrupted between taking its number and writing; one that is late is waited for."""
+    ring = EventRing(64)
+    append(ring, 1)
+    ring.append.__closure__[_index_of(ring, "take_number")].cell_contents()
+    append(ring, 2)
+
+    first, second, third = ring.drain(), ring.drain(), ring.drain()
+
+    assert first["t0"].tolist() == [1]
+    assert np.concatenate((second, third))["t0"].tolist() == [2]
+    assert ring.lost == 1
+
+
+def _index_of(ring, name):
+    return ring.append.__code__.co_freevars.index(name)
+
+
+def test_concurrent_writers_lose_and_double_nothing():
+    """Four threads write while a fifth reads; the ring is large enough for all of it."""
+    writers, each = 4, 5_000
+    ring = EventRing(writers * each)
+    done = threading.Event()
+    read = []
+
+    def write(writer):
+        for n in range(each):
+            ring.append(events.PHASE, writer, n, 0, 0, 0, 0)
+
+    def read_on():
+        while not done.is_set():
+            read.append(ring.drain())
+
+    reader = threading.Thread(target=read_on)
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(writers)]
+    reader.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    reader.join()
+    read += [ring.drain(), ring.drain()]
+
+    everything = np.concatenate(read)
+    for writer in range(writers):
+        assert everything["t1"][everything["t0"] == writer].tolist() == list(range(each))
+    assert ring.lost == 0
