@@ -19,6 +19,8 @@ from argus_otel.wire import events
 from argus_otel.wire.digest import PHASES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 _FAR = np.iinfo(np.int64).max
@@ -27,6 +29,11 @@ _FORWARD = PHASES.index("forward")
 _BACKWARD = PHASES.index("backward")
 _OPTIMIZER = PHASES.index("optimizer.step")
 _BETWEEN = PHASES.index("between")
+_PREPARE = PHASES.index("prepare")
+_LOSS = PHASES.index("loss")
+
+_LEAST_GAP_NS = 100_000
+"""Shorter gaps between hooked phases are Python between two lines, and not a phase."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -229,7 +236,6 @@ def _phases(
     start_ns: NDArray[np.int64],
     previous_end_ns: NDArray[np.int64],
 ) -> PhaseRows:
-    s = start_ns.size
     flags = np.where(rows["kind"] == events.DATA, 0, rows["c"])
     chosen = inside & (flags & (events.NESTED | events.NO_GRAD) == 0)
     top, top_step = rows[chosen], row_step[chosen]
@@ -241,16 +247,9 @@ def _phases(
     steps, codes = [top_step], [name_of[top["kind"]]]
     starts, ends = [top["t0"]], [top["t1"]]
 
-    # A plain module has no forward hook: its forward is from what came before to the backward.
-    has_forward = np.zeros(s, dtype=bool)
-    has_forward[top_step[top["kind"] == events.FORWARD]] = True
-    backward = (top["kind"] == events.BACKWARD) & ~has_forward[top_step]
-    if backward.any():
-        first_of_step = np.concatenate(([True], top_step[1:] != top_step[:-1]))
-        came_before = np.where(first_of_step, start_ns[top_step], np.roll(top["t1"], 1))
-        gap = backward & (top["t0"] > came_before)
+    for code, gap, came_before in _gaps(top, top_step, start_ns):
         steps.append(top_step[gap])
-        codes.append(np.full(int(gap.sum()), _FORWARD))
+        codes.append(np.full(int(gap.sum()), code))
         starts.append(came_before[gap])
         ends.append(top["t0"][gap])
 
@@ -274,6 +273,32 @@ def _phases(
         start_ns=begin[order],
         end_ns=np.concatenate(ends)[order],
     )
+
+
+def _gaps(
+    top: NDArray[np.void], top_step: NDArray[np.int64], start_ns: NDArray[np.int64]
+) -> Iterator[tuple[int, NDArray[np.bool_], NDArray[np.int64]]]:
+    """Phases that no hook sees, from what lies around them.
+
+    A plain module has no forward hook: its forward is from what came before to the backward.
+    Where there is one, what lies before it is preparation of the batch, and after it the loss.
+
+    Returns:
+        For each such phase its name, the rows that it comes before [T], and where it begins [T].
+    """
+    if not top.size:
+        return
+    has_forward = np.zeros(start_ns.size, dtype=bool)
+    has_forward[top_step[top["kind"] == events.FORWARD]] = True
+    first_of_step = np.concatenate(([True], top_step[1:] != top_step[:-1]))
+    came_before = np.where(first_of_step, start_ns[top_step], np.roll(top["t1"], 1))
+    before_kind = np.where(first_of_step, 0, np.roll(top["kind"], 1))
+    width_ns = top["t0"] - came_before
+    backward, forward = top["kind"] == events.BACKWARD, top["kind"] == events.FORWARD
+    yield _FORWARD, backward & ~has_forward[top_step] & (width_ns > 0), came_before
+    yield _PREPARE, forward & (width_ns > _LEAST_GAP_NS), came_before
+    loss = backward & (before_kind == events.FORWARD) & (width_ns > _LEAST_GAP_NS)
+    yield _LOSS, loss, came_before
 
 
 def _collectives(

@@ -80,7 +80,22 @@ class Timeline:
         rows += self._gc_rows(*pauses)
         if collectives.step.size:
             rows += self._collective_rows(collectives)
+        kept = [step for step, keep in enumerate(self._keeps) if keep is not None]
+        for step in set(kept).difference(phases.step.tolist()):
+            self._mark_any(rows, step)
         return rows
+
+    def _mark_any(self, rows: list[SpanRows], step: int) -> None:
+        """Put the keep mark on some span of a step that has no phases to bear it."""
+        for index, row in enumerate(rows):
+            mine = np.flatnonzero((row.trace_ids == self._trace_ids[step]).all(axis=1))
+            if mine.size:
+                marked = _pick(row, mine[:1])
+                marked.constants = {**row.constants, names.ARGUS_KEEP: str(self._keeps[step])}
+                others = np.delete(np.arange(row.span_ids.size), mine[0])
+                rows[index : index + 1] = [_pick(row, others)] if others.size else []
+                rows.append(marked)
+                return
 
     # -- phases -------------------------------------------------------------------------------
 
@@ -300,6 +315,21 @@ class Timeline:
         taken: NDArray[np.uint64] = self._span_ids[step, self._used[step] + place]
         np.maximum.at(self._used, step, self._used[step] + place + 1)
         return taken
+
+
+def _pick(row: SpanRows, chosen: NDArray[np.int64]) -> SpanRows:
+    return SpanRows(
+        scope=row.scope,
+        name=row.name,
+        constants=row.constants,
+        trace_ids=row.trace_ids[chosen],
+        span_ids=row.span_ids[chosen],
+        parent_ids=row.parent_ids[chosen],
+        start_ns=row.start_ns[chosen],
+        end_ns=row.end_ns[chosen],
+        ints={name: values[chosen] for name, values in row.ints.items()},
+        doubles={name: values[chosen] for name, values in row.doubles.items()},
+    )
 
 
 def _rank_within(group: NDArray[np.int64]) -> NDArray[np.int64]:

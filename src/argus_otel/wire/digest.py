@@ -55,6 +55,8 @@ PHASES: Final = (
     "between",
     "checkpoint",
     "evaluation",
+    "prepare",
+    "loss",
 )
 """Phase names that need no dictionary. Append only: a name's place is its code on the wire."""
 
