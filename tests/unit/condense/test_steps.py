@@ -1,0 +1,225 @@
+"""What is in a step, what came before it, and who made it wait: exact numbers from events."""
+
+from __future__ import annotations
+
+import pytest
+
+from argus_otel.wire import events
+from argus_otel.wire.digest import PHASES
+
+BACKWARD = PHASES.index("backward")
+
+
+def phases_ms(digest):
+    return [
+        (digest.phases.names[name], start / 1000, duration / 1000)
+        for name, start, duration in zip(
+            digest.phases.name.tolist(),
+            digest.phases.start_us.tolist(),
+            digest.phases.duration_us.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def ms(seconds):
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
+def durations_ms(digest):
+    return [None if d < 0 else d / 1000 for d in digest.sync.duration_us.tolist()]
+
+
+def test_the_wait_for_the_batch_belongs_to_the_step(job):
+    """The forward that follows works on it."""
+    job.data(1005, 1010, cpu_ms=3).forward(1010, 1030).backward(1030, 1060)
+    job.optimizer(1060, 1065).end(1066, cpu_ms=50)
+
+    (digest,) = job.digests()
+
+    assert ms(digest.between_s) == 5
+    assert ms(digest.step_s) == 61
+    assert ms(digest.data_wait_s) == 5
+    assert ms(digest.cpu_s) == 47
+    assert digest.run_delay_s is None
+    assert phases_ms(digest) == [
+        ("between", -5, 5),
+        ("data.wait", 0, 5),
+        ("forward", 5, 20),
+        ("backward", 25, 30),
+        ("optimizer.step", 55, 5),
+    ]
+
+
+def test_evaluation_and_its_waits_are_between_steps(job):
+    """Forwards without gradients, and the batches for them."""
+    job.data(1001, 1002).forward(1002, 1010).backward(1010, 1020).optimizer(1020, 1021).end(1022)
+    job.data(1025, 1030).forward(1030, 1040, events.NO_GRAD)
+    job.data(1040, 1045).forward(1045, 1055, events.NO_GRAD)
+    job.data(1060, 1064).forward(1064, 1074).backward(1074, 1094).optimizer(1094, 1095).end(1096)
+
+    digest = job.digests()[1]
+
+    assert ms(digest.between_s) == 38
+    assert ms(digest.step_s) == 36
+    assert ms(digest.data_wait_s) == 4
+    assert [name for name, _, _ in phases_ms(digest)] == [
+        "between", "data.wait", "forward", "backward", "optimizer.step",
+    ]  # fmt: skip
+
+
+def test_without_a_loader_the_step_begins_at_its_first_forward(job):
+    """Synthetic batches."""
+    job.forward(1004, 1010, cpu_ms=1).backward(1010, 1020).optimizer(1020, 1021).end(1022, cpu_ms=9)
+
+    (digest,) = job.digests()
+
+    assert (ms(digest.between_s), ms(digest.step_s), ms(digest.cpu_s)) == (4, 18, 8)
+
+
+def test_a_plain_modules_forward_is_what_lies_before_the_backward(job):
+    """It has no hook; two micro-batches have two."""
+    job.data(1002, 1004).backward(1010, 1020).backward(1026, 1036).optimizer(1036, 1037).end(1037)
+
+    (digest,) = job.digests()
+
+    assert phases_ms(digest)[1:] == [
+        ("data.wait", 0, 2),
+        ("forward", 2, 6),
+        ("backward", 8, 10),
+        ("forward", 18, 6),
+        ("backward", 24, 10),
+        ("optimizer.step", 34, 1),
+    ]
+
+
+def test_waiting_for_a_synchronous_collective_is_not_busy(job):
+    """And its end is known: the wait's."""
+    job.forward(1000, 1010).collective(1004).wait(1004, 1009)
+    job.backward(1010, 1020).optimizer(1020, 1021).end(1021)
+
+    (digest,) = job.digests()
+
+    assert durations_ms(digest) == [5]
+    assert (ms(digest.step_s), ms(digest.busy_s)) == (21, 16)
+
+
+def test_ddps_tail_is_not_busy(job):
+    """The reducer waits in C++ from the last bucket's arrival to the backward's end."""
+    job.forward(1000, 1010).collective(1015, is_async=True).collective(1022, is_async=True)
+    job.backward(1010, 1030, events.DDP_WAITS).optimizer(1030, 1031).end(1031)
+
+    (digest,) = job.digests()
+
+    assert (ms(digest.step_s), ms(digest.busy_s)) == (31, 23)
+    assert durations_ms(digest) == [None, None]
+    assert digest.sync.phase.tolist() == [BACKWARD] * 2
+
+
+def test_ddps_wait_for_buffers_is_not_busy(job):
+    """Broadcast in C++ before the forward; the wait is timed around it."""
+    job.collective(1002, op="broadcast", is_async=True).wait(1001, 1005, by_module=True)
+    job.forward(1000, 1010).collective(1015, is_async=True)
+    job.backward(1010, 1020, events.DDP_WAITS).optimizer(1020, 1021).end(1021)
+
+    (digest,) = job.digests()
+
+    assert ms(digest.busy_s) == 21 - 4 - 5
+
+
+def test_busy_is_unknown_where_something_waits_unseen(job):
+    """A functional collective waits in C++, for a time that nobody knows."""
+    job.forward(1000, 1010).collective(1004, is_async=True)
+    job.backward(1010, 1020).optimizer(1020, 1021).end(1021)
+
+    (digest,) = job.digests()
+
+    assert digest.busy_s is None
+
+
+def test_an_asynchronous_collective_that_is_waited_for_later_is_accounted_for(job):
+    """Only what the rank really stood still is taken off."""
+    job.forward(1000, 1010).collective(1004, is_async=True)
+    job.backward(1010, 1020).wait(1020, 1022).optimizer(1022, 1023).end(1023)
+
+    (digest,) = job.digests()
+
+    assert ms(digest.busy_s) == 21
+    assert durations_ms(digest) == [None]
+
+
+def test_on_an_accelerator_host_times_do_not_tell_who_waits(job):
+    """The host runs ahead of the device."""
+    job.forward(1000, 1010).backward(1010, 1020).optimizer(1020, 1021)
+    job.end(1021, flags=events.DEVICE)
+
+    (digest,) = job.digests()
+
+    assert digest.busy_s is None
+
+
+def test_a_step_without_collectives_is_busy_throughout(job):
+    """Nobody to wait for."""
+    job.forward(1000, 1010).backward(1010, 1020).optimizer(1020, 1021).end(1021)
+
+    assert ms(job.digests()[0].busy_s) == 21
+
+
+def test_true_ends_are_matched_by_group_and_operation(job):
+    """Where callbacks were asked for."""
+    job.forward(1000, 1010)
+    job.collective(1012, is_async=True, op_id=7).collective(1014, is_async=True, op_id=8)
+    job.event(events.END, 1019, 0, a=0, d=8).event(events.END, 1017, 0, a=0, d=7)
+    job.event(events.END, 1018, 0, a=1, d=8)
+    job.backward(1010, 1020, events.DDP_WAITS).optimizer(1020, 1021)
+    job.end(1021, flags=events.ENDS_CAPTURED)
+
+    (digest,) = job.digests()
+
+    assert digest.ends_captured
+    assert durations_ms(digest) == [5, 5]
+
+
+def test_collections_between_steps_are_not_the_steps(job):
+    """Only what falls into the step is charged to it."""
+    job.event(events.GC, 1001, 1003, 2, 10)
+    job.forward(1010, 1020).event(events.GC, 1012, 1015, 2, 10).event(events.GC, 1016, 1017, 0, 1)
+    job.backward(1020, 1030).optimizer(1030, 1031).end(1031)
+
+    (digest,) = job.digests()
+
+    assert (ms(digest.gc_s), digest.gc_count) == (4, 2)
+
+
+def test_steps_do_not_depend_on_how_the_events_were_batched(make_job):
+    """One event at a time gives what all at once give."""
+
+    def write(job):
+        for step in range(3):
+            at = 1000 + 50 * step
+            job.data(at + 1, at + 4).forward(at + 4, at + 10).collective(at + 12, is_async=True)
+            job.backward(at + 10, at + 20, events.DDP_WAITS).optimizer(at + 20, at + 21)
+            job.end(at + 22)
+
+    together, apart = make_job(), make_job()
+    write(together)
+    write(apart)
+    expected = [
+        (d.ordinal, ms(d.between_s), ms(d.busy_s), phases_ms(d)) for d in together.digests()
+    ]
+    rows, apart.rows = apart.rows, []
+    got = []
+    for row in rows:
+        apart.rows = [row]
+        got += [(d.ordinal, ms(d.between_s), ms(d.busy_s), phases_ms(d)) for d in apart.digests()]
+
+    assert got == expected
+    assert [ordinal for ordinal, *_ in got] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("rule", events.RULES)
+def test_the_digest_says_what_ended_the_step(job, rule):
+    """So that a reader can tell a guess from a loop that said so."""
+    job.forward(1000, 1010).backward(1010, 1020).end(1021, rule=rule)
+
+    assert job.digests()[0].end_rule == rule
