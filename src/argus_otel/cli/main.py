@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 
 
-def _print_version(value: bool) -> None:  # noqa: FBT001 - typer hands over flags by position
+def _print_version(value: bool) -> None:
     if value:
         typer.echo(f"argus-otel {version('argus-otel')}")
         raise typer.Exit
@@ -32,7 +32,7 @@ def _print_version(value: bool) -> None:  # noqa: FBT001 - typer hands over flag
 
 @app.callback()
 def _options(
-    show_version: Annotated[  # noqa: FBT002
+    show_version: Annotated[
         bool,
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version."

@@ -255,7 +255,7 @@ def attributes_with(name, values):
         (names.ARGUS_DIGEST_SYNC, [1, 0, 0, 0, 1, 0, 4, 8, 0, 0, 0], "names a group"),
         (names.ARGUS_DIGEST_SYNC, [1, 0, 0, 1, 3, 0, 1, 5, 0, 0], "names a group"),
         (names.ARGUS_DIGEST_PHASES, [1, 3, 0], "kind 3"),
-        (names.ARGUS_DIGEST_PHASES, [1, 0, 1, 8, 0, 1], "names a phase"),
+        (names.ARGUS_DIGEST_PHASES, [1, 0, 1, len(PHASES), 0, 1], "names a phase"),
         (names.ARGUS_DIGEST_PHASES, [1, 0, 1, 2**64 - 1, 0, 1], "names a phase"),
     ],
 )
