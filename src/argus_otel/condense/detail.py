@@ -47,7 +47,7 @@ def detail_rows(
         if own_trace:
             trace_id = ids.detail_trace_id(identity.nonce, identity.attempt, ordinal, identity.rank)
             parent = bytes(8)
-        span_ids = ids.span_ids(trace_id, ids.DETAIL, identity.rank, c.size)
+        span_ids = ids.span_ids((trace_id,), ids.DETAIL, identity.rank, c.size)[0]
         kind = (collectives.group[c] * len(OPS) + collectives.op[c]) * (len(PHASES) + 1)
         kind += collectives.phase[c] + 1
         known = collectives.end_ns[c] != events.NONE

@@ -61,11 +61,8 @@ class Timeline:
             b"".join(ids.span_id(trace, ids.RANK_STEP, identity.rank) for trace in traces),
             dtype="<u8",
         )
-        self._span_ids = np.stack(
-            [
-                ids.span_ids(trace, ids.TIMELINE, identity.rank, ids.TIMELINE_SPANS_PER_RANK)
-                for trace in traces
-            ]
+        self._span_ids = ids.span_ids(
+            traces, ids.TIMELINE, identity.rank, ids.TIMELINE_SPANS_PER_RANK
         )
         self._used = np.zeros(len(traces), dtype=np.int64)
 

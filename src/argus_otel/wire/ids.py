@@ -80,18 +80,20 @@ def span_id(trace_id: bytes, what: int, rank: int, n: int = 0) -> bytes:
     return digest if any(digest) else b"\x01" * 8
 
 
-def span_ids(trace_id: bytes, what: int, rank: int, count: int) -> NDArray[np.uint64]:
-    """Ids of ``count`` spans of one kind on one rank, never 0, distinct among themselves.
+def span_ids(trace_ids: Sequence[bytes], what: int, rank: int, count: int) -> NDArray[np.uint64]:
+    """Ids of ``count`` spans of one kind on one rank in each of some traces.
+
+    Never 0, and distinct among themselves within a trace.
 
     Returns:
-        Shape [count]; written little-endian as they stand in memory.
+        Shape [T, count] for T traces; written little-endian as they stand in memory.
     """
-    base = np.frombuffer(span_id(trace_id, what, rank, 1), dtype="<u8")[0]
-    with np.errstate(over="ignore"):
-        word: NDArray[np.uint64] = base + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-        word = (word ^ (word >> np.uint64(30))) * _MIX_1
-        word = (word ^ (word >> np.uint64(27))) * _MIX_2
-        word ^= word >> np.uint64(31)
+    bases = b"".join([span_id(trace_id, what, rank, 1) for trace_id in trace_ids])
+    base_T = np.frombuffer(bases, dtype="<u8")
+    word = base_T[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    word = (word ^ (word >> np.uint64(30))) * _MIX_1
+    word = (word ^ (word >> np.uint64(27))) * _MIX_2
+    word ^= word >> np.uint64(31)
     word[word == 0] = 1
     return word
 

@@ -48,9 +48,9 @@ def test_ids_of_one_trace_do_not_collide(nonce, ordinal, rank):
         int.from_bytes(ids.span_id(trace_id, ids.ROOT, 0), "little"),
         int.from_bytes(ids.span_id(trace_id, ids.RANK_STEP, rank), "little"),
         int.from_bytes(ids.span_id(trace_id, ids.RANK_STEP, rank + 1), "little"),
-        *ids.span_ids(trace_id, ids.TIMELINE, rank, 32).tolist(),
-        *ids.span_ids(trace_id, ids.DETAIL, rank, 900).tolist(),
-        *ids.span_ids(trace_id, ids.TIMELINE, rank + 1, 32).tolist(),
+        *ids.span_ids((trace_id,), ids.TIMELINE, rank, 32)[0].tolist(),
+        *ids.span_ids((trace_id,), ids.DETAIL, rank, 900)[0].tolist(),
+        *ids.span_ids((trace_id,), ids.TIMELINE, rank + 1, 32)[0].tolist(),
     ]
 
     assert 0 not in words
@@ -71,18 +71,18 @@ def test_an_id_that_would_hash_to_zero_is_moved(monkeypatch):
 
     assert any(ids.step_trace_id(NONCE, 0, 0, 0))
     assert any(ids.span_id(b"\0" * 16, ids.ROOT, 0))
-    assert 0 not in ids.span_ids(b"\0" * 16, ids.TIMELINE, 0, 32).tolist()
+    assert 0 not in ids.span_ids((b"\0" * 16,), ids.TIMELINE, 0, 32)[0].tolist()
 
 
 def test_a_longer_batch_begins_with_the_shorter_one():
     """Which id a span gets does not depend on how many were asked for."""
     trace_id = ids.step_trace_id(NONCE, 0, 5, 0)
 
-    long = ids.span_ids(trace_id, ids.DETAIL, 3, 900)
+    long = ids.span_ids((trace_id,), ids.DETAIL, 3, 900)[0]
 
     assert long.dtype == np.uint64
-    assert long[:32].tolist() == ids.span_ids(trace_id, ids.DETAIL, 3, 32).tolist()
-    assert ids.span_ids(trace_id, ids.DETAIL, 3, 0).size == 0
+    assert long[:32].tolist() == ids.span_ids((trace_id,), ids.DETAIL, 3, 32)[0].tolist()
+    assert ids.span_ids((trace_id,), ids.DETAIL, 3, 0)[0].size == 0
 
 
 @given(st.integers(1, 100_000))
