@@ -90,7 +90,7 @@ def span_ids(trace_ids: Sequence[bytes], what: int, rank: int, count: int) -> ND
     """
     bases = b"".join([span_id(trace_id, what, rank, 1) for trace_id in trace_ids])
     base_T = np.frombuffer(bases, dtype="<u8")
-    word = base_T[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    word: NDArray[np.uint64] = base_T[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
     word = (word ^ (word >> np.uint64(30))) * _MIX_1
     word = (word ^ (word >> np.uint64(27))) * _MIX_2
     word ^= word >> np.uint64(31)
