@@ -51,7 +51,6 @@ class Plan:
     arms: tuple[str, ...]
     rounds: int
     steps: int
-    settle_steps: int
     compute_ms: float
     """Forward and backward of a rank alone; four ranks on two cores take turns."""
 
@@ -59,13 +58,13 @@ class Plan:
 ALONE = ("bare", "argus", "bare again")
 ALL = ("bare", "argus", "SDK", "torch.profiler")
 DEFAULT = (
-    Plan(ranks=2, arms=ALONE, rounds=24, steps=32, settle_steps=12, compute_ms=50),
-    Plan(ranks=4, arms=ALONE, rounds=24, steps=32, settle_steps=12, compute_ms=24),
-    Plan(ranks=2, arms=ALL, rounds=7, steps=50, settle_steps=12, compute_ms=50),
+    Plan(ranks=2, arms=ALONE, rounds=18, steps=40, compute_ms=50),
+    Plan(ranks=4, arms=ALONE, rounds=18, steps=40, compute_ms=24),
+    Plan(ranks=2, arms=ALL, rounds=7, steps=50, compute_ms=50),
 )
 QUICK = (
-    Plan(ranks=2, arms=ALONE, rounds=4, steps=24, settle_steps=12, compute_ms=40),
-    Plan(ranks=2, arms=ALL, rounds=2, steps=20, settle_steps=8, compute_ms=40),
+    Plan(ranks=2, arms=ALONE, rounds=4, steps=24, compute_ms=40),
+    Plan(ranks=2, arms=ALL, rounds=2, steps=20, compute_ms=40),
 )
 
 
@@ -98,7 +97,6 @@ def measure(plan: Plan) -> dict[str, Any]:
                 "--arms", ",".join(plan.arms),
                 "--rounds", plan.rounds,
                 "--steps", plan.steps,
-                "--settle-steps", plan.settle_steps,
                 "--step-ms", plan.compute_ms,
                 "--layers", LAYERS,
             ),

@@ -6,6 +6,7 @@ torchrun … bench/overhead_rank.py --results FOLDER --arms bare,argus --rounds 
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from argus_otel._runtime import active
+from argus_otel.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent / "loops"))
 import common
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _HOOK_ID = 0x5D4
+_WARM_UP_STEPS = 8
+_SETTLE_INTERVALS = 1.3
 
 
 class Bare:
@@ -43,9 +47,6 @@ class Bare:
 
     def step_ends(self) -> None:
         """After each step."""
-
-    def end(self) -> None:
-        """After a block, still inside what is measured."""
 
     def after(self) -> None:
         """After a block, unmeasured."""
@@ -158,7 +159,6 @@ def main() -> None:
     options = common.parser(__doc__)
     options.add_argument("--arms", default="bare,argus")
     options.add_argument("--rounds", type=int, default=2)
-    options.add_argument("--settle-steps", type=int, default=12)
     given = options.parse_args()
     rank = common.begin(given.seed)
     batch = common.batch_for(given.layers, given.step_ms)
@@ -166,14 +166,14 @@ def main() -> None:
     model = DistributedDataParallel(common.make_model(given.layers), bucket_cap_mb=common.BUCKET_MB)
     loop = Loop(model, batch)
     quiet = Bare()
-    for _ in range(given.settle_steps):  # DDP makes its buckets anew in the second step
-        loop.step(quiet)
+    settle_steps = _settle_steps(loop, quiet)
     blocks = []
     for index in range(given.rounds):
         order = list(arms)
         random.Random(index).shuffle(order)  # noqa: S311 - the same order on all ranks
         blocks += [
-            {"round": index, "arm": name, **run_block(loop, arms[name], given)} for name in order
+            {"round": index, "arm": name, **run_block(loop, arms[name], settle_steps, given.steps)}
+            for name in order
         ]
     common.write_results(
         given.results, rank, {"blocks": blocks, "batch": batch, "ranks": dist.get_world_size()}
@@ -208,19 +208,31 @@ class Loop:
         arm.step_ends()
 
 
-def run_block(loop: Loop, arm: Bare, given: Any) -> dict[str, Any]:  # noqa: ANN401
+def _settle_steps(loop: Loop, quiet: Bare) -> int:
+    """Steps in which argus's thread surely wakes once, the same number on all ranks."""
+    for _ in range(_WARM_UP_STEPS):  # DDP makes its buckets anew in the second step
+        loop.step(quiet)
+    began_s = time.perf_counter()
+    for _ in range(_WARM_UP_STEPS):
+        loop.step(quiet)
+    step_s = (time.perf_counter() - began_s) / _WARM_UP_STEPS
+    settle_steps = torch.tensor([math.ceil(_SETTLE_INTERVALS * Settings().interval_s / step_s)])
+    dist.broadcast(settle_steps, 0)
+    return int(settle_steps)
+
+
+def run_block(loop: Loop, arm: Bare, settle_steps: int, steps: int) -> dict[str, Any]:
     """Some steps to settle in, then those that count."""
     resident = common.resident_bytes()
-    arm.begin(given.settle_steps, given.steps)
-    for _ in range(given.settle_steps):
+    arm.begin(settle_steps, steps)
+    for _ in range(settle_steps):
         loop.step(arm)
     events, worker_s = _events(), worker_cpu_s()
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    for _ in range(given.steps):
+    for _ in range(steps):
         loop.step(arm)
-    arm.end()
     took = {
-        "steps": given.steps,
+        "steps": steps,
         "wall_s": time.perf_counter() - began_s,
         "cpu_s": time.process_time() - began_cpu_s,
         "worker_cpu_s": worker_cpu_s() - worker_s,

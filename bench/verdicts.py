@@ -40,7 +40,7 @@ from paired import as_json, describe_environment, write_results
 
 CAUSE = "compute_straggler"
 MIN_REALISED = 1.25
-STEPS = 110
+STEPS = 100
 STEP_MS = 22
 _AFTER_ONSET = 2
 _JOB_S = 240
@@ -81,7 +81,7 @@ QUICK = (
     healthy("ddp", 2, accumulate=4, warm_up_steps=8),
     healthy("fsdp", 2, jitter=0.05),
     slow("ddp", 2, 1, 1.75),
-    slow("ddp", 2, 0, 2.0, onset=55, jitter=0.05),
+    slow("ddp", 2, 0, 2.0, onset=50, jitter=0.05),
     slow("fsdp", 2, 1, 2.0),
     slow("ddp", 4, 2, 3.0),
 )
@@ -112,10 +112,10 @@ SLOW = (
     slow("ddp", 2, 0, 1.25),
     slow("ddp", 2, 1, 1.3, jitter=0.05),
     slow("ddp", 2, 0, 1.4, uneven=0.1),
-    slow("ddp", 2, 1, 1.5, onset=55),
+    slow("ddp", 2, 1, 1.5, onset=50),
     slow("ddp", 2, 0, 1.6, evaluate_every=15),
     slow("ddp", 2, 1, 1.75, checkpoint_every=20),
-    slow("ddp", 2, 0, 2.0, onset=55, jitter=0.1),
+    slow("ddp", 2, 0, 2.0, onset=50, jitter=0.1),
     slow("ddp", 2, 1, 3.0, warm_up_steps=8),
     slow("ddp", 2, 1, 1.5, accumulate=4),
     slow("ddp", 2, 0, 2.0, accumulate=2, uneven=0.2),
@@ -123,10 +123,10 @@ SLOW = (
     slow("ddp", 3, 2, 2.0, onset=50),
     slow("ddp", 4, 2, 1.5),
     slow("ddp", 4, 0, 2.0, jitter=0.1),
-    slow("ddp", 4, 3, 3.0, onset=55),
+    slow("ddp", 4, 3, 3.0, onset=50),
     slow("ddp", 4, 1, 2.0, accumulate=4),
     slow("fsdp", 2, 1, 1.5),
-    slow("fsdp", 2, 0, 2.0, onset=55),
+    slow("fsdp", 2, 0, 2.0, onset=50),
     slow("fsdp", 4, 2, 2.5),
 )
 
