@@ -90,7 +90,7 @@ def _publish(
     judged: service.Judged, store: Store, url: str, endpoint: str | None, *, verbose: bool
 ) -> None:
     """A verdict that cannot be published still stands: say so, and keep the exit code."""
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         sent = service.publish(
             judged,
@@ -99,14 +99,13 @@ def _publish(
             endpoint=endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"),
         )
     except ArgusError as error:
-        errors.print(f"argus: not published: {error}", markup=False, highlight=False)
+        errors.print(f"argus: not published: {error}", markup=False)
         return
     if sent is None:
         errors.print(
             "argus: not written into the traces: give --otlp-endpoint (a Collector's OTLP/HTTP "
             "address), or --dry-run.",
             markup=False,
-            highlight=False,
         )
     elif verbose:
-        errors.print(f"argus: {sent} new verdicts written into the traces", highlight=False)
+        errors.print(f"argus: {sent} new verdicts written into the traces")

@@ -245,7 +245,8 @@ def _check_endpoint() -> Iterable[Check]:
 
 def _print(report: Report) -> None:
     console = Console(highlight=False)
-    console.print(f"Python {platform.python_version()} at {sys.executable}", markup=False)
+    python = f"Python {platform.python_version()} at {sys.executable}"
+    console.print(python, markup=False, soft_wrap=True)
     versions = Table("package", "version", box=None, pad_edge=False)
     for name, version in report.packages.items():
         versions.add_row(name, version or "not installed")
@@ -262,6 +263,11 @@ def _print(report: Report) -> None:
             "warn": {"style": "yellow"},
             "fail": {"style": "red"},
         }[check.state]
-        console.print(f"[{_MARK[check.state]}] {check.what}: {check.detail}", markup=False, **style)
+        console.print(
+            f"[{_MARK[check.state]}] {check.what}: {check.detail}",
+            markup=False,
+            soft_wrap=True,
+            **style,
+        )
         if check.fix and check.fix not in check.detail:
-            console.print(f"     {check.fix}", markup=False)
+            console.print(f"     {check.fix}", markup=False, soft_wrap=True)

@@ -59,7 +59,9 @@ def main() -> None:
     try:
         app()
     except ArgusError as error:
-        Console(stderr=True).print(f"argus: {error}", style="red", markup=False, highlight=False)
+        # Never cut at 80 columns: a log or an issue shall have the commands in one piece.
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console.print(f"argus: {error}", style="red", markup=False)
         sys.exit(error.exit_code)
 
 

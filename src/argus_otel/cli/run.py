@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 
 from argus_otel._runtime.errors import ArgusError, ConfigError
-from argus_otel.cli.launching import find_command, run_and_wait, traced_environment
+from argus_otel.cli.launching import become, find_command, run_and_wait, traced_environment
 
 
 def register(app: typer.Typer) -> None:
@@ -63,8 +62,7 @@ def run(
                 expected="--local, which keeps the telemetry in that folder",
                 fix="Add --local, or drop --store to send to a Collector.",
             )
-        sys.stdout.flush()
-        os.execve(found[0], found, environ)  # noqa: S606 - the user's own command
+        become(found, environ)
     raise typer.Exit(run_local(found, environ, store or Path("argus-store")))
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from argus_otel.tables.schemas import RunSummary
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_WIDE: Final = 1000
 _AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
@@ -53,7 +54,10 @@ def runs(
     if as_json:
         typer.echo(json.dumps({"schema": "argus.runs/1", "runs": [asdict(run) for run in found]}))
     elif found:
-        Console().print(_table(found))
+        console = Console()
+        if not console.is_terminal:
+            console.width = _WIDE  # one line a run, for grep and logs
+        console.print(_table(found))
     else:
         Console(stderr=True).print("No runs yet.")
 
