@@ -122,8 +122,11 @@ def _finding(
     agrees: bool,
 ) -> Finding:
     ratio = float(_burst_ratio(own, params)[rank]) if burst else float(own.ratio_R[rank])
-    # Half of the way, as ratios go, from healthy to what was found: tells slow steps from others.
-    over_S = np.nan_to_num(own.step_ratio_SR[:, rank]) >= ratio**0.5
+    # Half of the way, as ratios go, from healthy to faulty: tells slow steps from others. The
+    # latest steps know the fault's size where the window still holds healthy ones.
+    ratio_S = own.step_ratio_SR[:, rank]
+    recent = 1.0 if burst else float(median_over(ratio_S[-int(params["recent_steps"]) :], axis=0))
+    over_S = np.nan_to_num(ratio_S) >= np.fmax(ratio, recent) ** 0.5
     cpu_ratio = float(_burst_ratio(own, params, of=cpu)[rank] if burst else cpu.ratio_R[rank])
     own_s = window.column("own_work_s")[:, rank]
     usual_s = float(median_over(own_s[over_S], axis=0))

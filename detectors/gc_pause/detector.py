@@ -34,7 +34,7 @@ def detect(window: Window, params: Params) -> Diagnosis:
     lost_S = np.maximum(longest_S - _paused_together(pause_SR[:, known_R]), 0.0)
     over_S = lost_S >= params["pause_share"] * step_s
     lost_s = float(lost_S[over_S].sum()) / lost_S.size
-    cost = lost_s / step_s
+    cost = lost_s / float(np.nanmean(window.job_step_s))
     if np.count_nonzero(over_S) < params["pauses"] or cost < params["cost"]:
         return Diagnosis()
 

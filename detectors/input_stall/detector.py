@@ -94,7 +94,11 @@ def _of_all(
 def _of_one(
     window: Window, params: Params, share_SR: NDArray[np.float64], rank: int, *, burst: bool
 ) -> Finding:
-    over_S = share_SR[:, rank] >= params["burst_share" if burst else "info_share"]
+    over_S = share_SR[:, rank] >= params["burst_share"]
+    if not burst:
+        # Half of the wait tells late steps from others; the latest steps know its size.
+        recent = float(median_over(share_SR[-int(params["recent_steps"]) :, rank], axis=0))
+        over_S = share_SR[:, rank] >= max(params["info_share"], recent / 2)
     share = float(median_over(share_SR[over_S, rank], axis=0))
     step_s = window.usual_step_s
     others = float(median_over(lowest_mean(np.delete(share_SR, rank, axis=1), axis=1), axis=0))

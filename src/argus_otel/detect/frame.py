@@ -45,8 +45,9 @@ COLUMNS: Final = (
 PEERS_PRESENT: Final = 0.9
 """A step counts for a group of peers when this share of them has data (DESIGN, detection)."""
 
-_BLOCK_STEPS: Final = 20
-"""Scatter is measured in blocks as long as a window, so that an onset spoils one block only."""
+_BLOCK_STEPS: Final = 10
+"""Scatter is measured in blocks, and the middle one taken (the lesser of two): an onset spoils one
+block, and the shortest run has two."""
 
 _LEAST_OWN_SHARE: Final = 0.02
 """Own work never falls below this share of busy time: the parts that are taken out are measured
@@ -143,7 +144,8 @@ def _excess(log_SR: Floats, peers: Peers) -> Excess:
         if blocks:
             whole = ratio[: blocks * _BLOCK_STEPS].reshape(blocks, _BLOCK_STEPS, *bucket.shape)
             _, rest = levels(np.swapaxes(whole, 1, 2))
-            sigma_R[bucket] = median_over(scatter(rest, blocks), axis=0)[:, None]
+            by_block = np.sort(scatter(rest, blocks), axis=0)
+            sigma_R[bucket] = by_block[(blocks - 1) // 2][:, None]
     return Excess(log_SR=ratio_SR, sigma_R=sigma_R)
 
 

@@ -97,7 +97,13 @@ def _of_track(track: Track, frame: Frame, *, window_steps: int, last_window: int
         else:
             episodes.append([finding.first_step, finding.last_step])
         before = window
-    first = track.findings[0]
+    # A lasting fault looks intermittent while it is new, and any odd step then looks like its
+    # first one: the windows of its own kind know better.
+    kind = typical.evidence.get("pattern")
+    first = next(f for f in track.findings if f.evidence.get("pattern") == kind)
+    episodes = [
+        [max(begin, first.first_step), end] for begin, end in episodes if end >= first.first_step
+    ]
     look = {key: first.evidence.get(key) for key in ("look_at_step", "look_at_rank", "trace_id")}
     evidence: dict[str, Any] = {**typical.evidence, **look, "windows": len(track.windows)}
     if len(episodes) > 1:
@@ -109,7 +115,7 @@ def _of_track(track: Track, frame: Frame, *, window_steps: int, last_window: int
         typical,
         ranks=ranks,
         hosts=usual.hosts,
-        first_step=episodes[0][0],
+        first_step=first.first_step,
         last_step=episodes[-1][1],
         onset=Onset(step=first.onset.step, exact=first.onset.step > run_start),
         state="open" if track.windows[-1] > last_window - _OPEN_WINDOWS else "ended",

@@ -1,6 +1,7 @@
 """A run as a store holds it: tables of a detector's case, sent through the digest's codec."""
 
 import numpy as np
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from argus_otel.detect.cases import build_run
@@ -21,7 +22,13 @@ from argus_otel.wire.digest import (
 NONCE = bytes.fromhex("9f2c41d6a0b35e77")
 
 
-def write_store(folder, case, *, run_id="llama-70b-3", service="train"):
+@pytest.fixture
+def write_store():
+    """A function that writes a case into a store folder."""
+    return _write_store
+
+
+def _write_store(folder, case, *, run_id="llama-70b-3", service="train"):
     """Write a case into a store folder, as ``argus serve`` would."""
     tables = build_run(case)
     world = case["ranks"]

@@ -1,0 +1,118 @@
+"""What the job would gain if one cause were healed: the arbiter of what is worth a warning.
+
+A synchronous step waits for whoever needs longest for what is its own: work, input, garbage
+collection. Healing a cause helps only as far as nobody else is as late. Waiting for a core is left
+out, because on a crowded host it falls on another rank in every step.
+
+Shape legend: S = steps of a finding, R = ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from argus_otel.detect.frame import Floats, Frame
+    from argus_otel.tables.findings import Finding
+
+LEAST_GAIN: Final = 0.03
+"""Share of the step. A cause whose healing gains less is reported as info: nobody drains a node
+for it, and on shared cores noise reaches as far (bench/verdicts)."""
+
+_KNOWN_SHARE: Final = 0.9
+"""Share of ranks whose own time is known, below which the latest one may be unseen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What healing one cause gains."""
+
+    per_step_s: float
+    latest_rank: int | None
+    """Who is the latest in most steps after healing; None where it is one of the healed."""
+
+
+def weigh(finding: Finding, frame: Frame) -> Finding:
+    """Give a finding the cost that its healing would save, and the severity that goes with it.
+
+    Findings of causes that this model does not know, and steps whose own times are not known,
+    keep what their detector said.
+    """
+    gain = healing_gain(finding, frame)
+    if gain is None:
+        return finding
+    step_s = float(finding.evidence["step_s"])
+    lost_s = min(gain.per_step_s, 0.99 * step_s)
+    claimed_s = float(finding.evidence["lost_s_per_step"])
+    cost = finding.cost_gpu_hours
+    if cost is not None:
+        cost = float(f"{cost * lost_s / claimed_s:.4g}") if claimed_s > 0 else 0.0
+    severity, summary = finding.severity, finding.summary
+    evidence = {**finding.evidence, "lost_s_per_step": round(lost_s, 6)}
+    if lost_s < LEAST_GAIN * step_s:
+        severity = "info"
+        if gain.latest_rank is not None:
+            evidence["hidden_behind_rank"] = gain.latest_rank
+            summary += (
+                f" Healing it alone gains almost nothing now: rank {gain.latest_rank} is later."
+            )
+    return replace(
+        finding,
+        severity=severity,
+        summary=summary,
+        step_slowdown=round(step_s / (step_s - lost_s), 3),
+        cost_gpu_hours=cost,
+        evidence=evidence,
+    )
+
+
+def healing_gain(finding: Finding, frame: Frame) -> Gain | None:
+    """Replay the finding's steps with its cause healed; None where that cannot be said."""
+    in_finding = (frame.ordinals_S >= finding.first_step) & (frame.ordinals_S <= finding.last_step)
+    culprits = np.flatnonzero(np.isin(frame.ranks_R, finding.ranks))
+    parts = {name: frame.column(name)[in_finding] for name in ("own_work_s", "data_wait_s", "gc_s")}
+    healed = _healed(finding, parts, culprits, frame)
+    if healed is None or not culprits.size:
+        return None
+    before_SR = parts["own_work_s"] + _known(parts["data_wait_s"]) + _known(parts["gc_s"])
+    after_SR = healed["own_work_s"] + _known(healed["data_wait_s"]) + _known(healed["gc_s"])
+    enough_S = np.count_nonzero(~np.isnan(before_SR), axis=1) >= _KNOWN_SHARE * frame.ranks_R.size
+    enough_S &= ~np.isnan(before_SR[:, culprits]).any(axis=1)
+    if not enough_S.any():
+        return None
+    before_SR, after_SR = before_SR[enough_S], after_SR[enough_S]
+    gain_S = np.nanmax(before_SR, axis=1) - np.nanmax(after_SR, axis=1)
+    lasting = finding.evidence.get("pattern") == "lasting"
+    latest = Counter(np.nanargmax(after_SR, axis=1).tolist()).most_common(1)[0][0]
+    return Gain(
+        per_step_s=max(0.0, float(np.median(gain_S) if lasting else gain_S.mean())),
+        latest_rank=None if latest in culprits else int(frame.ranks_R[latest]),
+    )
+
+
+def _known(values_SR: Floats) -> Floats:
+    return np.nan_to_num(values_SR)
+
+
+def _healed(
+    finding: Finding, parts: dict[str, Floats], culprits: NDArray[np.int64], frame: Frame
+) -> dict[str, Floats] | None:
+    healed = {name: values.copy() for name, values in parts.items()}
+    if finding.cause == "compute_straggler":
+        slowdowns = finding.evidence.get("slowdown_by_rank", {})
+        for rank in culprits.tolist():
+            factor = slowdowns.get(str(int(frame.ranks_R[rank])), finding.slowdown)
+            healed["own_work_s"][:, rank] /= max(float(factor), 1.0)
+    elif finding.cause == "input_stall":
+        healed["data_wait_s"][:, culprits] = 0.0
+    elif finding.cause == "gc_pause":
+        healed["gc_s"][:, culprits] = 0.0
+    else:
+        return None
+    return healed

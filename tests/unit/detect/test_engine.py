@@ -1,0 +1,107 @@
+"""One fault is one finding; a broken detector is an abstention; wrong files are told at once."""
+
+from dataclasses import replace
+
+import pytest
+
+from argus_otel._runtime.bundled import bundled_path
+from argus_otel._runtime.errors import ConfigError
+from argus_otel.detect.cases import build_run
+from argus_otel.detect.definition import load_detectors
+from argus_otel.detect.engine import diagnose
+
+BUNDLED = bundled_path("detectors")
+SLOW = {
+    "ranks": 4,
+    "steps": 90,
+    "changes": [
+        {"ranks": [2], "steps": [20, 45], "own_times": 1.5},
+        {"ranks": [2], "steps": [70, 90], "own_times": 1.5},
+    ],
+}
+
+
+def test_a_fault_that_returns_is_one_finding_with_its_episodes():
+    """Same cause, same place: same id, and the healthy time between is not charged."""
+    (finding,) = diagnose(build_run(SLOW), load_detectors(BUNDLED)).diagnosis.findings
+
+    assert finding.ranks == (2,)
+    assert (finding.first_step, finding.last_step, finding.state) == (20, 89, "open")
+    assert len(finding.evidence["episodes"]) == 2
+    assert 40 <= finding.evidence["steps_affected"] <= 48
+
+
+def test_ids_are_stable_over_runs_of_the_detector_and_of_growing_data():
+    """Alerts and spans are keyed by them."""
+    detectors = load_detectors(BUNDLED)
+    early = diagnose(build_run({**SLOW, "steps": 45}), detectors).diagnosis.findings
+    late = diagnose(build_run(SLOW), detectors).diagnosis.findings
+
+    assert [f.id for f in early] == [f.id for f in late]
+    assert early[0].evidence["look_at_step"] == late[0].evidence["look_at_step"]
+
+
+def test_two_ranks_that_fall_ill_at_different_times_are_two_findings():
+    """Nothing but time tells them from one fault."""
+    changes = [
+        {"ranks": [1], "steps": [20, 90], "own_times": 1.5},
+        {"ranks": [6], "steps": [50, 90], "own_times": 1.5},
+    ]
+    run = build_run({"ranks": 8, "steps": 90, "changes": changes})
+
+    findings = diagnose(run, load_detectors(BUNDLED)).diagnosis.findings
+
+    assert sorted(f.ranks for f in findings) == [(1,), (6,)]
+
+
+def test_a_detector_that_raises_becomes_an_abstention():
+    """Anybody may write one; nobody's mistake ends the others."""
+
+    def broken(window, params):
+        raise ZeroDivisionError("by design")
+
+    detectors = [replace(load_detectors(BUNDLED)[0], detect=broken), load_detectors(BUNDLED)[2]]
+
+    verdict = diagnose(build_run({"ranks": 4, "steps": 60}), detectors)
+
+    (abstention,) = verdict.diagnosis.abstentions
+    assert abstention.code == "detector_error"
+    assert "ZeroDivisionError: by design" in abstention.missing
+    assert not verdict.all_abstained
+
+
+def test_a_run_without_steps_is_abstained_from():
+    """Rather than called sound."""
+    tables = build_run({"ranks": 4, "steps": 20})
+    empty = replace(tables, steps=tables.steps.slice(0, 0))
+
+    verdict = diagnose(empty, load_detectors(BUNDLED))
+
+    assert verdict.all_abstained
+    assert {a.code for a in verdict.diagnosis.abstentions} == {"no_steps"}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("id: x\nspeed: 3", "unknown keys"),
+        ("id: x", "without"),
+        ("- a list", "not a mapping"),
+        ("a: [", "damaged"),
+    ],
+)
+def test_a_wrong_detector_file_names_itself_and_its_fault(tmp_path, text, complaint):
+    """Before anything is read from a store."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "detector.yaml").write_text(text)
+
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        load_detectors(tmp_path)
+
+    assert "detector.yaml" in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    """A typing error must not mean fewer detectors."""
+    with pytest.raises(ConfigError, match="not a folder"):
+        load_detectors(tmp_path / "nowhere")

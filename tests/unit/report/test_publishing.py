@@ -1,0 +1,104 @@
+"""A verdict in the trace of the step it speaks of, once."""
+
+import json
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from argus_otel import service
+from argus_otel.publish.spans import HttpDestination, PublishError, finding_spans
+from argus_otel.semconv import names
+from argus_otel.store.opening import open_store
+from argus_otel.wire import ids
+
+SLOW = {
+    "ranks": 4,
+    "steps": 60,
+    "changes": [{"ranks": [2], "steps": [30, 60], "own_times": 1.5}],
+}
+
+
+@pytest.fixture
+def judged(tmp_path, write_store):
+    """A slow run in a folder, judged."""
+    write_store(tmp_path, SLOW)
+    return service.judge(open_store(str(tmp_path)), "latest")
+
+
+def finding_rows(folder):
+    """The verdicts that the store holds."""
+    store = open_store(str(folder))
+    rows = store.spans(store.resolve("latest")).to_pylist()
+    return [row for row in rows if row["name"] == names.SPAN_ARGUS_FINDING]
+
+
+def test_a_verdict_lies_under_the_culprits_step_with_error_status(tmp_path, judged):
+    """Whoever opens the step sees it there, red."""
+    sent = service.publish(judged, open_store(str(tmp_path)), str(tmp_path), endpoint=None)
+
+    assert sent == 1
+    (row,) = finding_rows(tmp_path)
+    attributes = json.loads(row["attributes"])
+    trace_id = bytes.fromhex(row["trace_id"])
+    assert row["parent_id"] == ids.span_id(trace_id, ids.RANK_STEP, 2).hex()
+    assert row["ordinal"] == 30
+    assert row["status"] == "error"
+    assert row["service"] == "argus-detect"
+    assert attributes[names.ARGUS_FINDING_CAUSE] == "compute_straggler"
+    assert attributes[names.ARGUS_FINDING_RANKS] == [2]
+
+
+def test_publishing_twice_writes_once(tmp_path, judged):
+    """Detectors run every minute; the trace holds one verdict."""
+    for expected in (1, 0):
+        store = open_store(str(tmp_path))
+        assert service.publish(judged, store, str(tmp_path), endpoint=None) == expected
+
+    assert len(finding_rows(tmp_path)) == 1
+
+
+def test_span_ids_follow_from_the_finding(judged):
+    """So that a store which takes duplicates can still tell them."""
+    findings, steps = judged.verdict.diagnosis.findings, judged.tables.steps
+
+    (first,), (second,) = finding_spans(findings, steps), finding_spans(findings, steps)
+
+    assert first.span_id == second.span_id
+    assert any(first.span_id)
+
+
+def test_an_endpoint_is_posted_to_as_otlp():
+    """A Collector takes it like any other span."""
+    seen = []
+
+    def answer(request):
+        seen.append(request)
+        return httpx.Response(200)
+
+    destination = HttpDestination(
+        "http://collector:4318/", {"x-team": "a"}, transport=httpx.MockTransport(answer)
+    )
+    destination.send(ExportTraceServiceRequest().SerializeToString())
+
+    (request,) = seen
+    assert str(request.url) == "http://collector:4318/v1/traces"
+    assert request.headers["content-type"] == "application/x-protobuf"
+    assert request.headers["x-team"] == "a"
+
+
+def test_an_endpoint_that_refuses_is_a_clear_error():
+    """The verdict stands; only its publication failed."""
+    destination = HttpDestination(
+        "http://collector:4318", transport=httpx.MockTransport(lambda _: httpx.Response(503))
+    )
+
+    with pytest.raises(PublishError, match="not taking the verdict"):
+        destination.send(b"")
+
+
+def test_a_jaeger_store_without_an_endpoint_has_nowhere_to_write(judged, tmp_path):
+    """Jaeger's query service takes no spans."""
+    store = open_store(str(tmp_path))
+
+    assert service.publish(judged, store, "jaeger+http://jaeger:16686", endpoint=None) is None
