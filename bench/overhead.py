@@ -151,10 +151,14 @@ def _own_cost(argus: Sequence[dict[str, Any]], sink: Sink, plan: Plan) -> dict[s
     cpu_s = sum(block["cpu_s"] for block in argus)
     wall_s = sum(block["wall_s"] for block in argus)
     steps = sum(block["steps"] for block in argus) * plan.ranks
+    # Digests of the steps that count: what is before them also bears the idle wake-ups of the
+    # blocks between.
+    windows_ns = [block["window_ns"] for block in argus]
     said_s, digests, spans = 0.0, 0, 0
     for request in sink.traces():
         for span in read_trace_request(request.plain):
-            if not span.scope.startswith("argus_otel."):
+            counts = any(begin < span.start_ns and span.end_ns <= end for begin, end in windows_ns)
+            if not counts or not span.scope.startswith("argus_otel."):
                 continue
             spans += 1
             if span.name == names.SPAN_RANK_STEP:

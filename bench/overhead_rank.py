@@ -227,7 +227,7 @@ def run_block(loop: Loop, arm: Bare, settle_steps: int, steps: int) -> dict[str,
     arm.begin(settle_steps, steps)
     for _ in range(settle_steps):
         loop.step(arm)
-    events, worker_s = _events(), worker_cpu_s()
+    events, worker_s, began_ns = _events(), worker_cpu_s(), time.time_ns()
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     for _ in range(steps):
         loop.step(arm)
@@ -237,6 +237,7 @@ def run_block(loop: Loop, arm: Bare, settle_steps: int, steps: int) -> dict[str,
         "cpu_s": time.process_time() - began_cpu_s,
         "worker_cpu_s": worker_cpu_s() - worker_s,
         "events": _events() - events,
+        "window_ns": (began_ns, time.time_ns()),
         "grown_bytes": common.resident_bytes() - resident,
     }
     arm.after()
