@@ -43,9 +43,14 @@ def detect(window: Window, params: Params) -> Diagnosis:
         [view.lasting(params["info_ratio"], params) for view in views]
     )
     bursts_R = np.logical_and.reduce([view.intermittent(params) for view in views]) & ~lasting_R
-    if not (lasting_R | bursts_R).any():
-        return Diagnosis()
-    return _confirm(window, params, own, lasting_R, bursts_R)
+    if (lasting_R | bursts_R).any():
+        return _confirm(window, params, own, lasting_R, bursts_R)
+    if not own.judged_R.all():
+        left_out = name_ranks(window, np.flatnonzero(~own.judged_R).tolist())
+        return abstain(
+            window, params, "some_ranks_not_judged", f"busy time, and a peer with it, of {left_out}"
+        )
+    return Diagnosis()
 
 
 def _confirm(
@@ -70,7 +75,9 @@ def _confirm(
     found_R = (own.ratio_R >= params["ratio"]) & lasting_R | bursts_R
     minor_R = lasting_R & ~found_R & (agrees_R & cpu_known_R | window.has_gpu_R)
     if crowded:
-        found_R &= agrees_R | ~on_cpu_R | (excess_R + 1 >= params["contended_ratio"])
+        # Ranks that share cores share caches and execution units too: their CPU time stretches
+        # with their work, so that it is no second witness.
+        found_R &= ~on_cpu_R | (excess_R + 1 >= params["contended_ratio"])
 
     guess_R = found_R & ~delay_known_R
     findings_R = (found_R & delay_known_R) | (guess_R & agrees_R & cpu_known_R) | minor_R

@@ -9,6 +9,7 @@ import numpy as np
 
 from argus_otel.detect.frame import WARM_UP_STEPS, build_frame
 from argus_otel.detect.tracks import follow, settle, suppress
+from argus_otel.detect.whatif import weigh
 from argus_otel.detect.window import Window
 from argus_otel.tables.findings import Abstention, Diagnosis
 
@@ -66,7 +67,7 @@ def diagnose(tables: RunTables, detectors: Sequence[Detector]) -> Verdict:
             judged[detector.id] = 0
             continue
         said, silent, judged[detector.id] = _slide(frame, detector)
-        findings += said
+        findings += [weigh(finding, frame) for finding in said]
         abstentions += silent
     explains = {detector.id: detector.explains for detector in detectors}
     return Verdict(
