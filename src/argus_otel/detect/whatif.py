@@ -33,7 +33,8 @@ _KNOWN_SHARE: Final = 0.9
 class Gain:
     """What healing one cause gains."""
 
-    per_step_s: float
+    share: float
+    """Of the step's time, over all steps of the finding; 0 to 1."""
     latest_rank: int | None
     """Who is the latest in most steps after healing; None where it is one of the healed."""
 
@@ -48,7 +49,8 @@ def weigh(finding: Finding, frame: Frame) -> Finding:
     if gain is None:
         return finding
     step_s = float(finding.evidence["step_s"])
-    lost_s = min(gain.per_step_s, 0.99 * step_s)
+    # The finding's own numbers are of one window; the share carries over, seconds would not.
+    lost_s = min(gain.share, 0.99) * step_s
     claimed_s = float(finding.evidence["lost_s_per_step"])
     cost = finding.cost_gpu_hours
     if cost is not None:
@@ -88,10 +90,14 @@ def healing_gain(finding: Finding, frame: Frame) -> Gain | None:
         return None
     before_SR, after_SR = before_SR[enough_S], after_SR[enough_S]
     gain_S = np.nanmax(before_SR, axis=1) - np.nanmax(after_SR, axis=1)
-    lasting = finding.evidence.get("pattern") == "lasting"
+    # A cause that comes and goes is in some steps only: its gain is a part of the mean.
+    lasting = finding.evidence.get("pattern") in ("lasting", "all ranks")
+    step_S = frame.job_step_s[in_finding][enough_S]
+    gain_s = float(np.median(gain_S) if lasting else gain_S.mean())
+    step_s = float(np.median(step_S) if lasting else step_S.mean())
     latest = Counter(np.nanargmax(after_SR, axis=1).tolist()).most_common(1)[0][0]
     return Gain(
-        per_step_s=max(0.0, float(np.median(gain_S) if lasting else gain_S.mean())),
+        share=max(0.0, gain_s) / step_s,
         latest_rank=None if latest in culprits else int(frame.ranks_R[latest]),
     )
 
