@@ -105,3 +105,30 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
     """A typing error must not mean fewer detectors."""
     with pytest.raises(ConfigError, match="not a folder"):
         load_detectors(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("steps", "severity"), [(130, "info"), (38, "warning")], ids=["long over", "going on"]
+)
+def test_a_brief_fault_that_is_over_is_only_information(steps, severity):
+    """Nobody gets up for twenty slow steps that have passed; but for the same twenty just now."""
+    changes = [{"ranks": [1], "steps": [18, 38], "own_times": 1.3}]
+
+    verdict = diagnose(
+        build_run({"ranks": 4, "steps": steps, "changes": changes}), load_detectors(BUNDLED)
+    )
+
+    (finding,) = verdict.diagnosis.findings
+    assert (finding.ranks, finding.severity) == ((1,), severity)
+
+
+def test_the_cost_of_collections_is_a_part_of_the_step():
+    """Pauses five times as long as the usual step once cost more than all the time there was."""
+    changes = [{"ranks": [2], "steps": [30, 90], "every": 4, "gc_s": 0.3}]
+
+    (finding,) = diagnose(
+        build_run({"ranks": 4, "steps": 90, "changes": changes}), load_detectors(BUNDLED)
+    ).diagnosis.findings
+
+    assert finding.cause == "gc_pause"
+    assert 1.5 < finding.step_slowdown < 3.0
