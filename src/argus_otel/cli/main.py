@@ -43,10 +43,11 @@ def _options(
     del show_version
 
 
-def main() -> None:
-    """Run ``argus``; never a traceback for what a person or a server did."""
-    asked = sys.argv[1] if len(sys.argv) > 1 else ""
-    # Only the command that was asked for is loaded: pyarrow and plotly take a second each.
+def register_commands(asked: str) -> None:
+    """Add the command that was asked for, or all where that is none of ours.
+
+    Loading just the one keeps ``argus run`` quick: pyarrow and plotly take a second each.
+    """
     for name in (asked,) if asked in _COMMANDS else _COMMANDS:
         try:
             module = importlib.import_module(f"argus_otel.cli.{name}")
@@ -56,6 +57,11 @@ def main() -> None:
             _register_missing(name, error.name)
         else:
             module.register(app)
+
+
+def main() -> None:
+    """Run ``argus``; never a traceback for what a person or a server did."""
+    register_commands(sys.argv[1] if len(sys.argv) > 1 else "")
     try:
         app()
     except ArgusError as error:
