@@ -37,6 +37,7 @@ from argus_otel._runtime.errors import ConfigError
 from argus_otel._runtime.faults import FaultLog
 from argus_otel._runtime.process_kind import ProcessKind, process_kind
 from argus_otel._runtime.termination import SigtermFlush
+from argus_otel.semconv import names
 from argus_otel.settings import Settings, load
 from argus_otel.wire import ids
 from argus_otel.wire.identity import Identity
@@ -108,6 +109,7 @@ class ArgusConfigurator(_OTelSDKConfigurator):
             super()._configure(**kwargs)  # type: ignore[no-untyped-call] # declarative configuration takes no arguments
             return
         kwargs.setdefault("export_span_processor", _export_processor)
+        kwargs.setdefault("resource_attributes", _user_resource_attributes(os.environ))
         super()._configure(**kwargs)  # type: ignore[no-untyped-call]
 
 
@@ -366,7 +368,8 @@ class Tracer:
             ArgusDistro().configure()
             with contextlib.suppress(Exception):
                 _OTelSDKConfigurator().configure(  # type: ignore[no-untyped-call]
-                    export_span_processor=_export_processor
+                    export_span_processor=_export_processor,
+                    resource_attributes=_user_resource_attributes(os.environ),
                 )
         self.instrumentation.install()
 
@@ -468,11 +471,33 @@ def _resource_attributes() -> dict[str, Any]:
     attributes = dict(resource.attributes)
     if str(attributes.get("service.name") or "unknown_service").startswith("unknown_service"):
         attributes["service.name"] = DEFAULT_SERVICE_NAME
-    # Jaeger's clock-skew adjuster moves spans of hosts that it cannot tell apart.
-    attributes.setdefault("host.name", socket.gethostname())
-    attributes.setdefault("host.id", _machine_id() or attributes["host.name"])
-    attributes.setdefault("process.pid", os.getpid())
+    return _process_attributes() | attributes
+
+
+def _user_resource_attributes(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the resource of the user's own spans has beside what OpenTelemetry detects.
+
+    Only what the user has not set: the SDK lets these win.
+    """
+    attributes = _process_attributes()
+    if environ.get("RANK", "").isdecimal():
+        attributes[names.DL_RANK] = int(environ["RANK"])
+    if not environ.get("OTEL_SERVICE_NAME"):
+        attributes["service.name"] = DEFAULT_SERVICE_NAME
+    pairs = environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
+    for given in {pair.partition("=")[0].strip() for pair in pairs}:
+        attributes.pop(given, None)
     return attributes
+
+
+def _process_attributes() -> dict[str, Any]:
+    host = socket.gethostname()
+    return {
+        # Jaeger's clock-skew adjuster moves spans of hosts that it cannot tell apart.
+        "host.name": host,
+        "host.id": _machine_id() or host,
+        "process.pid": os.getpid(),
+    }
 
 
 def _machine_id() -> str:

@@ -31,7 +31,7 @@ MAX_SLOW_SHARE: Final = 0.05
 MAD_TO_SIGMA: Final = 1.4826
 """All from DESIGN §3.2; 1.4826 makes the median absolute deviation a normal's sigma."""
 
-_REFRESH_STEPS = 4
+_REFRESH_STEPS = 16
 """The limit is recomputed every few steps: medians of 64 values on every step would cost more
 than the whole digest, and the limit hardly moves between."""
 

@@ -134,7 +134,7 @@ def condense_steps(
     waits = batch[kind == events.WAIT]
     wait_step = step_E[kind == events.WAIT]
     phases = _phases(batch, step_E, rows, row_step, inside, start_ns, previous_end_ns)
-    collectives = _collectives(batch, step_E, kind, phases)
+    collectives = _collectives(batch, step_E, kind, phases, _ddp_backward_windows(rows))
     wait_ns = _wait_ns(rows, row_step, waits, wait_step, collectives, start_ns, s)
     known = _waits_are_known(rows, waits, wait_step, batch, kind, collectives, group_blocks_host, s)
     known &= (marks["t1"] & events.DEVICE) == 0
@@ -306,6 +306,7 @@ def _collectives(
     step_E: NDArray[np.int64],
     kind: NDArray[np.int64],
     phases: PhaseRows,
+    ddp_backwards: NDArray[np.void],
 ) -> CollectiveRows:
     position = np.flatnonzero(kind == events.COLLECTIVE)
     rows = batch[position]
@@ -328,8 +329,18 @@ def _collectives(
         key, end_key = rows["d"] << 20 | group, ends["d"] << 20 | ends["a"]
         order = np.argsort(end_key, kind="stable")
         place = np.minimum(np.searchsorted(end_key[order], key), ends.size - 1)
-        found = end_key[order][place] == key
-        end_ns = np.where(found, ends["t0"][order][place], end_ns)
+        found_ns = np.where(end_key[order][place] == key, ends["t0"][order][place], _FAR)
+        # A callback waits for the GIL: it tells an end late, but never before the wait for it
+        # is over, be that Work.wait or the end of DDP's backward.
+        waited_ns = np.where(end_ns == events.NONE, _FAR, end_ns)
+        if ddp_backwards.size:
+            order = np.argsort(ddp_backwards["t0"], kind="stable")
+            place = np.searchsorted(ddp_backwards["t0"][order], rows["t0"], side="right") - 1
+            over_ns = ddp_backwards["t1"][order][place]
+            inside = (place >= 0) & (rows["t0"] <= over_ns)
+            waited_ns = np.minimum(waited_ns, np.where(inside, over_ns, _FAR))
+        known = (found_ns < _FAR) | (end_ns != events.NONE)
+        end_ns = np.where(known, np.minimum(found_ns, waited_ns), end_ns)
 
     phase = np.full(rows.size, -1)
     built_in = phases.name < len(PHASES)

@@ -180,6 +180,16 @@ def test_true_ends_are_matched_by_group_and_operation(job):
     assert durations_ms(digest) == [5, 5]
 
 
+def test_a_callback_that_came_late_ends_nothing_after_the_wait_for_it(job):
+    """It had to wait for the GIL; by then the backward, or Work.wait, was over."""
+    job.forward(1000, 1010).collective(1002, op_id=1).wait(1002, 1004)
+    job.collective(1012, is_async=True, op_id=2).backward(1010, 1020, events.DDP_WAITS)
+    job.event(events.END, 1021, 0, a=0, d=1).event(events.END, 1022, 0, a=0, d=2)
+    job.optimizer(1022, 1023).end(1023, flags=events.ENDS_CAPTURED)
+
+    assert durations_ms(job.digests()[0]) == [2, 8]
+
+
 def test_collections_between_steps_are_not_the_steps(job):
     """Only what falls into the step is charged to it."""
     job.event(events.GC, 1001, 1003, 2, 10)
