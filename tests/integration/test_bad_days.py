@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -67,9 +68,12 @@ def last_step(job):
 
 def certificate(folder):
     """Of an authority that nobody trusts."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the openssl command to make a certificate")
     key, path = folder / "key.pem", folder / "certificate.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
          "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(path)],
         check=True, capture_output=True,
     )  # fmt: skip
@@ -85,13 +89,11 @@ def test_a_job_outlives_every_trouble_of_its_endpoint_and_its_spans_resume(launc
         LOOP
         + """
     train()
-    report(weights=model.weight.tolist(), steps=optimizer.state_dict()["param_groups"][0]["lr"])
     """
     )
     environment = receiver.environment | {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
     job = launch(script, env=environment)
-    wait_until(lambda: (job.folder / "ended").exists() and len(ended(job)) > 20)
-    assert "unreachable" in job.stderr or last_step(job) < 10**9
+    wait_until(lambda: "traces unreachable" in job.stderr)
 
     receiver.start()
     wait_for_a_step_after(receiver, last_step(job))
