@@ -84,7 +84,7 @@ class Settings:
         least=1 << 20,
     )
     interval_s: float = _setting(
-        0.5,
+        0.8,
         "How often the background thread condenses and sends.",
         unit="s",
         least=0.05,

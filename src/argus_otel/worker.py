@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _MAX_TEMPLATES: Final = 512
 _MAX_USER_SPANS: Final = 8192
 _POST_BUDGET_S: Final = 10.0
+_MEMORY_INTERVAL_S: Final = 10.0
+"""Reading /proc/self/statm costs as much as condensing a step; memory leaks take hours."""
 _STATM: Final = Path("/proc/self/statm")
 
 _HOOK_COST_NS: Final = np.zeros(16, dtype=np.int64)
@@ -106,6 +108,8 @@ class Worker:
         self._resources: dict[Identity, bytes] = {}
         self._meters = Meters()
         self._next_metrics_s = time.monotonic() + (metric_interval_s or 0)
+        self._next_memory_s = 0.0
+        self._memory_bytes: int | None = None
         self._told_drops = 0
         self._spare_cpu_s = 0.0
         self._cycling = threading.Lock()
@@ -129,8 +133,10 @@ class Worker:
         while not self._stop.wait(self._settings.interval_s):
             try:
                 self._cycle()
+                began_s = time.thread_time()
                 if self._sender.next_due_s() == 0:
                     self._sender.pump(_POST_BUDGET_S)
+                self._spare_cpu_s += time.thread_time() - began_s
             except Exception as error:  # noqa: BLE001 - the thread must outlive its bugs
                 self._faults.report("worker", error)
 
@@ -195,7 +201,7 @@ class Worker:
             wall_offset_ns=offset_ns,
             lost=lost,
             costs=Costs(
-                self_cpu_s=own_cpu_s, drops=self._new_drops(), memory_bytes=_resident_bytes()
+                self_cpu_s=own_cpu_s, drops=self._new_drops(), memory_bytes=self._resident_bytes()
             ),
         )
         self._spare_cpu_s = own_cpu_s if not condensed else 0.0
@@ -306,6 +312,13 @@ class Worker:
         if points:
             body, count = encode_metrics_request(self._resource(self.recorder.identity), points)
             self._sender.submit(Signal.METRICS, body, count)
+
+    def _resident_bytes(self) -> int | None:
+        now_s = time.monotonic()
+        if now_s >= self._next_memory_s:
+            self._next_memory_s = now_s + _MEMORY_INTERVAL_S
+            self._memory_bytes = _resident_bytes()
+        return self._memory_bytes
 
     def _drops(self) -> dict[str, int]:
         drops = dict(self._sender.stats.drops)

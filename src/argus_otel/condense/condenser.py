@@ -217,10 +217,17 @@ class Condenser:
             ids.step_trace_id(identity.nonce, identity.attempt, ordinal, shard)
             for ordinal in columns.ordinal.tolist()
         ]
+        step_ids = [ids.span_id(trace, ids.RANK_STEP, identity.rank) for trace in traces]
         timeline = Timeline(
-            identity, groups, self._tables.phase_names, columns, traces, keeps, wall_offset_ns
+            identity,
+            groups,
+            self._tables.phase_names,
+            traces,
+            step_ids,
+            keeps,
+            wall_offset_ns,
         )
-        spans = _digest_spans(digests, traces, identity)
+        spans = _digest_spans(digests, traces, step_ids, identity)
         rows = timeline.rows(phases, collectives, _pauses(batch, columns))
         for step, raised in exceptions.items():
             for place, (index, time_ns) in enumerate(raised[:MAX_EXCEPTION_SPANS]):
@@ -330,13 +337,18 @@ def _start_span(identity: Identity, time_ns: int) -> Span:
 
 
 def _digest_spans(
-    digests: Sequence[StepDigest], traces: Sequence[bytes], identity: Identity
+    digests: Sequence[StepDigest],
+    traces: Sequence[bytes],
+    step_ids: Sequence[bytes],
+    identity: Identity,
 ) -> list[Span]:
     spans = []
     # Ranks that share no traces have roots of their own.
     alone = identity.nonce_local or identity.world_size == 1
     root_rank = ids.shard_of(identity.rank) * ids.RANKS_PER_SHARD
-    for digest, trace_id, attributes in zip(digests, traces, encode_digests(digests), strict=True):
+    for digest, trace_id, step_id, attributes in zip(
+        digests, traces, step_ids, encode_digests(digests), strict=True
+    ):
         root = ids.span_id(trace_id, ids.ROOT, 0)
         if alone or identity.rank == root_rank:
             spans.append(
@@ -356,7 +368,7 @@ def _digest_spans(
                 scope=scopes.DIGEST,
                 name=names.SPAN_RANK_STEP,
                 trace_id=trace_id,
-                span_id=ids.span_id(trace_id, ids.RANK_STEP, identity.rank),
+                span_id=step_id,
                 parent_id=root,
                 start_ns=digest.start_ns,
                 end_ns=digest.end_ns,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from argus_otel.condense.steps import CollectiveRows, PhaseRows, StepColumns
+    from argus_otel.condense.steps import CollectiveRows, PhaseRows
     from argus_otel.wire.identity import Group, Identity, UncaughtException
 
 MAX_PHASE_SPANS: Final = 14
@@ -46,21 +46,17 @@ class Timeline:
         identity: Identity,
         groups: Sequence[Group],
         phase_names: Sequence[str],
-        columns: StepColumns,
         traces: Sequence[bytes],
+        step_ids: Sequence[bytes],
         keeps: Sequence[str | None],
         wall_offset_ns: int,
     ) -> None:
         self._groups = groups
         self._phase_names = phase_names
-        self._columns = columns
         self._keeps = keeps
         self._offset = wall_offset_ns
         self._trace_ids = np.frombuffer(b"".join(traces), dtype=np.uint8).reshape(-1, 16)
-        self._step_ids = np.frombuffer(
-            b"".join(ids.span_id(trace, ids.RANK_STEP, identity.rank) for trace in traces),
-            dtype="<u8",
-        )
+        self._step_ids = np.frombuffer(b"".join(step_ids), dtype="<u8")
         self._span_ids = ids.span_ids(
             traces, ids.TIMELINE, identity.rank, ids.TIMELINE_SPANS_PER_RANK
         )

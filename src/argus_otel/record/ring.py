@@ -38,6 +38,7 @@ class EventRing:
         self._bytes = memoryview(self._memory)
         self._view: NDArray[np.void] = np.frombuffer(self._memory, dtype=events.EVENT)
         self._view["seq"] = -1
+        self._numbers = itertools.count()
         self._next_read = 0
         self._waited_for = -1
         self.lost = 0
@@ -46,7 +47,7 @@ class EventRing:
         """``append(kind, t0, t1, a, b, c, d)``; all integers of at most 63 bits and a sign."""
 
     def _make_append(self) -> Callable[[int, int, int, int, int, int, int], None]:
-        take_number = itertools.count().__next__
+        take_number = self._numbers.__next__
         memory, mask, pack_into, size = self._memory, self.capacity - 1, _PACK_INTO, events.BYTES
 
         def append(kind: int, t0: int, t1: int, a: int, b: int, c: int, d: int) -> None:
@@ -58,6 +59,15 @@ class EventRing:
                 raise
 
         return append
+
+    @property
+    def issued(self) -> int:
+        """Events that writers have begun so far.
+
+        A counter tells its value in its representation only; looking through the slots for the
+        newest would read all of the ring's memory each time.
+        """
+        return int(repr(self._numbers).removeprefix("count(").removesuffix(")"))
 
     def drain(self) -> NDArray[np.void]:
         """Copy out every event since the last call, oldest first.
@@ -79,7 +89,7 @@ class EventRing:
 
         One that merely lost the GIL in between does, long before the next call but one.
         """
-        if int(self._view["seq"].max()) < self._next_read:
+        if self.issued <= self._next_read:
             self._waited_for = -1  # read up to the newest
         elif self._waited_for == self._next_read:
             self._next_read += 1
@@ -89,7 +99,8 @@ class EventRing:
 
     def _read_piece(self) -> NDArray[np.void]:
         start = self._next_read & (self.capacity - 1)
-        stop = min(start + _PIECE, self.capacity)
+        ahead = self.issued - self._next_read
+        stop = min(start + min(ahead, _PIECE), self.capacity)
         # Slicing to bytes holds the GIL, so no writer can be half-way through a slot meanwhile.
         raw = bytes(self._bytes[start * events.BYTES : stop * events.BYTES])
         piece = np.frombuffer(raw, dtype=events.EVENT)
@@ -98,7 +109,7 @@ class EventRing:
         if wrong.size == 0:
             good = piece
         elif wrong[0] == 0 and piece["seq"][0] > expected[0]:
-            oldest_kept = int(self._view["seq"].max()) - self.capacity + 1
+            oldest_kept = self.issued - self.capacity
             # Leave room: the ring goes on filling while this reader catches up.
             resume = oldest_kept + self.capacity // 8
             self.lost += resume - self._next_read

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from argus_otel.semconv import names
-from argus_otel.wire.varints import decode_uvarints, encode_uvarints, unzigzag, zigzag
+from argus_otel.wire.varints import decode_uvarints, encode_uvarints, unzigzag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +84,6 @@ MAX_ATTRIBUTE_CHARACTERS: Final = 2000
 
 _VECTOR = 0
 _FOLDED = 1
-_SIGNATURE_OFFSETS = np.array([[0], [0], [0], [1], [1]])  # peer and phase are -1 where unknown
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,13 +181,15 @@ def encode_digests(digests: Sequence[StepDigest]) -> list[dict[str, AttributeVal
     Cost:
         Background thread. The packing is one vectorised pass over all steps given.
     """
-    streams: list[NDArray[np.uint64]] = []
+    values: list[int] = []
+    bounds = [0]
     for digest in digests:
-        streams.append(_phase_values(digest.phases))
-        streams.append(_sync_values(digest.sync))
-    packed, starts = encode_uvarints(np.concatenate(streams) if streams else _EMPTY)
-    lengths = np.fromiter((stream.size for stream in streams), np.int64, len(streams))
-    cuts = starts[np.concatenate(([0], np.cumsum(lengths)))].tolist()
+        values += _phase_values(digest.phases)
+        bounds.append(len(values))
+        values += _sync_values(digest.sync)
+        bounds.append(len(values))
+    packed, starts = encode_uvarints(np.array(values, dtype=np.uint64))
+    cuts = starts[bounds].tolist()
     data = packed.tobytes()
     encoded = []
     for index, digest in enumerate(digests):
@@ -196,8 +197,8 @@ def encode_digests(digests: Sequence[StepDigest]) -> list[dict[str, AttributeVal
         begin, middle, end = cuts[2 * index : 2 * index + 3]
         _put_packed(attributes, names.ARGUS_DIGEST_PHASES, data[begin:middle])
         if end - middle > MAX_SYNC_BYTES and not digest.sync.folded:
-            values, _ = encode_uvarints(_sync_values(fold_sync(digest.sync)))
-            _put_packed(attributes, names.ARGUS_DIGEST_SYNC, values.tobytes())
+            folded = np.array(_sync_values(fold_sync(digest.sync)), dtype=np.uint64)
+            _put_packed(attributes, names.ARGUS_DIGEST_SYNC, encode_uvarints(folded)[0].tobytes())
         else:
             _put_packed(attributes, names.ARGUS_DIGEST_SYNC, data[middle:end])
         encoded.append(attributes)
@@ -312,76 +313,71 @@ def fold_sync(sync: SyncColumns) -> SyncColumns:
     )
 
 
-_EMPTY = np.empty(0, dtype=np.uint64)
+def _differences(values_us: NDArray[np.int64]) -> list[int]:
+    """Zigzag differences. Plain Python: a step has some tens, and numpy's calls would cost more."""
+    differences = []
+    before = 0
+    for value in values_us.tolist():
+        difference = value - before
+        differences.append(difference << 1 if difference >= 0 else (-difference << 1) - 1)
+        before = value
+    return differences
 
 
-def _u64(*values: int) -> NDArray[np.uint64]:
-    return np.array(values, dtype=np.uint64)
-
-
-def _differences(values_us: NDArray[np.int64]) -> NDArray[np.uint64]:
-    differences = values_us.copy()  # np.diff with a prepended 0 takes six times as long
-    differences[1:] -= values_us[:-1]
-    return zigzag(differences)
-
-
-def _phase_values(phases: PhaseColumns) -> NDArray[np.uint64]:
+def _phase_values(phases: PhaseColumns) -> list[int]:
     kind = _FOLDED if phases.folded else _VECTOR
-    return np.concatenate(
-        (
-            _u64(VERSION, kind, phases.name.size),
-            phases.name.astype(np.uint64),
-            _differences(phases.start_us),
-            phases.duration_us.astype(np.uint64),
-        )
-    )
-
-
-def _sync_values(sync: SyncColumns) -> NDArray[np.uint64]:
-    table, signature = _signatures(
-        np.concatenate((sync.group, sync.op, sync.payload_bytes, sync.peer, sync.phase)).tobytes()
-    )
-    header = [VERSION, _FOLDED if sync.folded else _VECTOR, sync.group_keys.size]
-    for key, count in zip(sync.group_keys.tolist(), sync.start_counts.tolist(), strict=True):
-        header += (key, count)
-    header.append(len(sync.channels))
-    header += sync.channels.ravel().tolist()
-    parts = [
-        np.array(header, dtype=np.uint64),
-        table,
-        signature,
-        _differences(sync.arrival_us),
+    return [
+        VERSION,
+        kind,
+        phases.name.size,
+        *phases.name.tolist(),
+        *_differences(phases.start_us),
+        *phases.duration_us.tolist(),
     ]
+
+
+def _sync_values(sync: SyncColumns) -> list[int]:
+    columns = (sync.group, sync.op, sync.payload_bytes, sync.peer, sync.phase)
+    values = [VERSION, _FOLDED if sync.folded else _VECTOR, sync.group_keys.size]
+    for key, count in zip(sync.group_keys.tolist(), sync.start_counts.tolist(), strict=True):
+        values += (key, count)
+    values.append(len(sync.channels))
+    values += sync.channels.ravel().tolist()
+    values += _signatures(*(column.tobytes() for column in columns))
+    values += _differences(sync.arrival_us)
     if (
         sync.count is not None
         and sync.last_arrival_us is not None
         and sync.min_duration_us is not None
     ):
-        parts.append(sync.count.astype(np.uint64))
-        parts.append((sync.last_arrival_us - sync.arrival_us).astype(np.uint64))
-        parts.append((sync.duration_us + 1).astype(np.uint64))
-        parts.append((sync.min_duration_us + 1).astype(np.uint64))
+        values += sync.count.tolist()
+        values += (sync.last_arrival_us - sync.arrival_us).tolist()
+        values += (sync.duration_us + 1).tolist()
+        values += (sync.min_duration_us + 1).tolist()
     else:
-        parts.append((sync.duration_us + 1).astype(np.uint64))
-    return np.concatenate(parts)
+        values += (sync.duration_us + 1).tolist()
+    return values
 
 
 @lru_cache(maxsize=256)
-def _signatures(columns: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The table of distinct operations, and which of them each row is.
+def _signatures(
+    group: bytes, op: bytes, payload_bytes: bytes, peer: bytes, phase: bytes
+) -> list[int]:
+    """The table of distinct operations, the number of rows, and which of them each row is.
 
     A training loop issues the same collectives in every step, so the answer is nearly always
     the one of the step before.
-
-    Args:
-        columns: Group, operation, payload, peer and phase of all rows, one column after another.
     """
-    rows = np.frombuffer(columns, dtype=np.int64).reshape(5, -1) + _SIGNATURE_OFFSETS
+    columns = [
+        np.frombuffer(column, dtype=np.int64) for column in (group, op, payload_bytes, peer, phase)
+    ]
+    columns[3] = columns[3] + 1  # peer and phase are -1 where unknown
+    columns[4] = columns[4] + 1
     distinct: dict[tuple[int, ...], int] = {}
-    which = [distinct.setdefault(tuple(row), len(distinct)) for row in rows.T.tolist()]
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    which = [distinct.setdefault(row, len(distinct)) for row in rows]
     flat = [value for row in distinct for value in row]
-    table = np.array([len(distinct), *flat, len(which)], dtype=np.uint64)
-    return table, np.array(which, dtype=np.uint64)
+    return [len(distinct), *flat, len(which), *which]
 
 
 def _plain_attributes(digest: StepDigest) -> dict[str, AttributeValue]:

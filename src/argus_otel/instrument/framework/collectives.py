@@ -155,7 +155,9 @@ class Collectives:
                 else:
                     count = counts[0]
                     counts[0] = count + 1
-                append(collective, arrival_ns, 0, packed, count, size, args.op_id)
+                # Only an end that is asked for has to find its beginning again.
+                op_id = args.op_id if plan.ends else -1
+                append(collective, arrival_ns, 0, packed, count, size, op_id)
             except Exception as error:  # noqa: BLE001 - it would reach the user's collective
                 report("collective_hook", error)
 
@@ -172,7 +174,11 @@ class Collectives:
                 def done(future: Any) -> None:  # noqa: ANN401, ARG001
                     append(events.END, now(), 0, index, 0, 0, op_id)
 
-                work.get_future().add_done_callback(done)
+                try:
+                    future = work.get_future()
+                except RuntimeError:
+                    return  # gloo has none for some operations: their ends stay unknown
+                future.add_done_callback(done)
                 plan.charge_end(now() - began_ns)
             except Exception as error:  # noqa: BLE001
                 report("collective_end_hook", error)
