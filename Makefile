@@ -14,8 +14,6 @@ WHEEL  := .venv-wheel
 LIGHT_TESTS := tests/unit tests/detectors tests/architecture --ignore=tests/unit/instrument \
                --ignore=tests/unit/stack -m "not multiproc and not gpu"
 
-BENCHES := $(filter bench/encode.py bench/gil.py bench/overhead.py,$(wildcard bench/*.py))
-
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo stack test lint format types imports semconv semconv-check docs check \
@@ -63,6 +61,7 @@ imports: setup ## who may import whom
 semconv: setup ## make names.py and the reference pages from the registry and the settings
 	$(BIN)/python -m argus_otel.semconv.generate docs/reference/telemetry.md
 	$(BIN)/python -m argus_otel.settings > docs/reference/settings.md
+	$(BIN)/python -m argus_otel.cli.reference > docs/reference/cli.md
 
 semconv-check: setup ## are both up to date?
 	$(BIN)/python -m pytest -q tests/architecture/test_registry.py
@@ -93,8 +92,7 @@ $(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
 check: lint types imports semconv-check docs wheel-test lowest test ## all that CI runs
 
 bench: setup ## the measurements that the documentation quotes, into bench/results (leave the machine idle)
-	set -e; for script in $(BENCHES); do \
-	  $(BIN)/python $$script --out bench/results/$$(basename $$script .py).json; done
+	$(BIN)/python bench/all.py
 
 clean: ## remove what was built, and the small environments; .venv and the Go builds stay
 	rm -rf build dist site $(LOWEST) $(WHEEL) .mypy_cache .ruff_cache .pytest_cache .hypothesis \
