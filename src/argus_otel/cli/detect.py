@@ -67,13 +67,14 @@ def detect(
     Exit codes: 0 nothing above info, 1 something found, 2 wrong usage, 3 every detector abstained,
     4 the store could not be read.
     """
+    since_ns = None if since is None else time.time_ns() - read_age_ns(since)
     url = store or default_store()
     headers = read_headers(header or ())
     opened = open_store(url, headers)
     judged = service.judge(
         opened,
         run,
-        since_ns=None if since is None else time.time_ns() - read_age_ns(since),
+        since_ns=since_ns,
         detector_folders=detectors or (),
     )
     view = service.view_of(judged, ui_url=ui_url or service.default_ui_url(url))

@@ -47,11 +47,12 @@ def report(
     ] = None,
 ) -> None:
     """Write a self-contained HTML page about a run: verdict, heat map, timeline of a step."""
+    since_ns = None if since is None else time.time_ns() - read_age_ns(since)
     url = store or default_store()
     judged = service.judge(
         open_store(url, read_headers(header or ())),
         run,
-        since_ns=None if since is None else time.time_ns() - read_age_ns(since),
+        since_ns=since_ns,
         detector_folders=detectors or (),
     )
     view = service.view_of(judged, ui_url=ui_url or service.default_ui_url(url))
