@@ -192,19 +192,22 @@ class Worker:
         lost = ring.lost - lost_before
         if lost:
             self._faults.report("ring_overflow", records=lost)
-        if not drained.size and not last:
+        if not drained.size and not lost and not last:
             return
         offset_ns = wall_offset_ns()
         own_cpu_s = self._spare_cpu_s + float(_HOOK_COST_NS[drained["kind"]].sum()) * 1e-9
+        new_drops = sum(self._drops().values()) - self._told_drops
         condensed = self._condenser.take(
             drained,
             wall_offset_ns=offset_ns,
             lost=lost,
-            costs=Costs(
-                self_cpu_s=own_cpu_s, drops=self._new_drops(), memory_bytes=self._resident_bytes()
-            ),
+            costs=Costs(self_cpu_s=own_cpu_s, drops=new_drops, memory_bytes=self._resident_bytes()),
         )
-        self._spare_cpu_s = own_cpu_s if not condensed else 0.0
+        if any(part.digests for part in condensed):  # they carry both
+            self._spare_cpu_s = 0.0
+            self._told_drops += new_drops
+        else:
+            self._spare_cpu_s = own_cpu_s
         for part in condensed:
             time.sleep(0)  # lets a waiting trainer have the GIL
             self._meters.add(part.digests, part.wait_s)
@@ -327,11 +330,6 @@ class Worker:
         if self._condenser.events_dropped:
             drops["step_too_large"] = self._condenser.events_dropped
         return drops
-
-    def _new_drops(self) -> int:
-        total = sum(self._drops().values())
-        new, self._told_drops = total - self._told_drops, total
-        return new
 
     @property
     def steps_seen(self) -> int:

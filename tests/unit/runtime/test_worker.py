@@ -1,0 +1,96 @@
+"""The background thread's rounds, driven by hand, with a real endpoint."""
+
+from __future__ import annotations
+
+import pytest
+
+from argus_otel._runtime.faults import FaultLog
+from argus_otel.export import Sender, targets_from_environment
+from argus_otel.settings import Settings
+from argus_otel.testing import InMemoryReceiver
+from argus_otel.wire import events
+from argus_otel.wire.identity import Identity
+from argus_otel.worker import Worker
+
+MS = 1_000_000
+IDENTITY = Identity(
+    nonce=b"12345678",
+    nonce_local=False,
+    run_id="run",
+    attempt=0,
+    role="trainer",
+    rank=0,
+    world_size=1,
+    local_rank=0,
+)
+
+
+@pytest.fixture
+def receiver():
+    """A real OTLP endpoint."""
+    with InMemoryReceiver() as running:
+        yield running
+
+
+@pytest.fixture
+def worker(receiver):
+    """A small ring; no thread, since nothing is started."""
+    worker = Worker(
+        Settings(ring_events=1024),
+        FaultLog(),
+        Sender(targets_from_environment(receiver.environment), first_post_jitter_s=0),
+        resource=lambda: {"service.name": "test"},
+        metric_interval_s=None,
+    )
+    worker.recorder.set_identity(IDENTITY)
+    return worker
+
+
+def step(worker, ordinal):
+    at = 1_000 + 100 * ordinal
+    append = worker.recorder.append
+    append(events.FORWARD, at * MS, (at + 10) * MS, 0, 0, 0, 0)
+    append(events.BACKWARD, (at + 10) * MS, (at + 20) * MS, 0, 0, 0, 0)
+    append(events.STEP_END, (at + 21) * MS, 0, ordinal, events.NONE, 0, 0)
+
+
+def attributes(receiver):
+    return [span.attributes for span in receiver.spans(name="rank.step")]
+
+
+def test_drops_are_told_by_the_next_digest_even_if_rounds_without_steps_come_between(
+    worker, receiver
+):
+    """And once."""
+    worker._faults.report("collective_hook", records=5)
+    worker.recorder.append(events.GC, 0, MS, 2, 1, 0, 0)
+    assert worker.flush(30)
+    for ordinal in range(2):
+        step(worker, ordinal)
+        assert worker.flush(30)
+
+    assert [got.get("argus.drops") for got in attributes(receiver)] == [5, None]
+
+
+def test_an_overflow_is_counted_and_marks_the_step_it_cut(worker, receiver):
+    """Later steps are whole again."""
+    for _ in range(3000):
+        worker.recorder.append(events.GC, 0, MS, 2, 1, 0, 0)
+    step(worker, 0)
+    step(worker, 1)
+    assert worker.flush(30)
+
+    first, second = attributes(receiver)
+    assert first["argus.digest.truncated"] is True
+    assert first["argus.drops"] > 1900
+    assert "argus.digest.truncated" not in second
+
+
+def test_a_forked_child_has_nothing_to_send(worker, receiver):
+    """What the parent has recorded is the parent's to send."""
+    step(worker, 0)
+
+    worker.reset_after_fork()
+
+    assert worker.flush(30)
+    assert receiver.spans() == []
