@@ -2,9 +2,12 @@
 
 A Python signal handler does not run while the main thread is blocked in a collective, and a job
 that then does not die is worse than a lost second of telemetry. So where, and only where, nobody
-handles SIGTERM, a handler that does nothing is set together with the wake-up descriptor: the
-interpreter's C code writes the signal's number there at once, and a thread of ours reads it,
-flushes within a bound, restores the default and sends the signal again.
+handles SIGTERM, a handler is set together with the wake-up descriptor: the interpreter's C code
+writes the signal's number there at once, and a thread of ours reads it, flushes within a bound,
+restores the default and sends the signal again. An asyncio loop takes the descriptor away when it
+handles signals, and gives none back; hence the handler writes the number too, for when it can run.
+
+The thread needs the GIL: while C code holds it without end, SIGTERM waits. SIGKILL does not.
 """
 
 from __future__ import annotations
@@ -15,15 +18,15 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
+from argus_otel._runtime import bounded
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
 FLUSH_BOUND_S = 1.0
-
-
-def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
-    """Set so that the signal reaches the wake-up descriptor instead of killing at once."""
+_GRACE_S = 0.25
+"""For a flush that has used its time to come back by itself."""
 
 
 class SigtermFlush:
@@ -36,6 +39,7 @@ class SigtermFlush:
         self.installed = False
         self._follows_forks = False
         self._forking = threading.local()
+        self._handler = self._tell_the_thread  # one object, to know it again
 
     def install(self) -> None:
         """Put it in place, if this is the main thread and nobody else handles the signal."""
@@ -50,14 +54,20 @@ class SigtermFlush:
             signal.set_wakeup_fd(previous)
             self._close()
             return
-        signal.signal(signal.SIGTERM, _leave_it_to_the_thread)
+        signal.signal(signal.SIGTERM, self._handler)
         self.installed = True
         if not self._follows_forks:
             self._follows_forks = True
             os.register_at_fork(
                 before=self._hold, after_in_parent=self._release, after_in_child=self._be_a_child
             )
+        bounded.prepare()
         threading.Thread(target=self._wait, name="argus-sigterm", daemon=True).start()
+
+    def _tell_the_thread(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """The handler. Usually the wake-up descriptor was quicker; a number too many is no harm."""
+        with contextlib.suppress(OSError):
+            os.write(self._write_end, bytes((number,)))
 
     def _wait(self) -> None:
         read_end = self._read_end
@@ -69,12 +79,10 @@ class SigtermFlush:
             if not numbers:
                 return
             # The user may have set a handler of their own since: then it is theirs to act.
-            if signal.SIGTERM in numbers and (
-                signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread
-            ):
+            if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) is self._handler:
                 break
-        with contextlib.suppress(Exception):
-            self._flush(FLUSH_BOUND_S)
+        # The flush keeps to its bound itself, but for a resolver that does not answer.
+        bounded.run_bounded(lambda: self._flush(FLUSH_BOUND_S), FLUSH_BOUND_S + _GRACE_S)
         # signal.signal() works in the main thread only, and that one may be stuck for good.
         _restore_default()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -99,7 +107,7 @@ class SigtermFlush:
         """Let SIGTERM do what it did before; in a forked child, or where tracing is over."""
         if not self.installed or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread:
+        if signal.getsignal(signal.SIGTERM) is self._handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         mine = self._write_end
         if (current := signal.set_wakeup_fd(-1)) not in (-1, mine):

@@ -156,3 +156,49 @@ def test_an_event_loop_that_uses_the_wake_up_descriptor_is_left_alone():
 
     assert code == -signal.SIGTERM
     assert lines == ["False True", "ready"]
+
+
+def test_an_event_loop_that_came_and_went_does_not_make_the_process_deaf():
+    """A loop that handles signals takes the wake-up descriptor, and on closing leaves none."""
+    code, lines = run("""
+    import asyncio
+    flush.install()
+    async def main():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)
+    asyncio.run(main())
+    print(signal.set_wakeup_fd(-1), flush=True)
+    print("ready", flush=True)
+    time.sleep(600)
+    """)
+
+    assert code == -signal.SIGTERM
+    assert lines == ["-1", "ready", "flushed 1.0"]
+
+
+def test_a_running_event_loop_that_handles_another_signal_does_not_keep_the_process():
+    """The loop has the wake-up descriptor all the while."""
+    code, lines = run("""
+    import asyncio
+    flush.install()
+    async def main():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)
+        print("ready", flush=True)
+        await asyncio.sleep(600)
+    asyncio.run(main())
+    """)
+
+    assert code == -signal.SIGTERM
+    assert lines == ["ready", "flushed 1.0"]
+
+
+def test_a_flush_that_hangs_does_not_keep_the_process():
+    """As in a resolver that does not answer, which keeps to no bound."""
+    code, lines = run("""
+    flush = SigtermFlush(lambda bound_s: time.sleep(600))
+    flush.install()
+    print("ready", flush=True)
+    time.sleep(600)
+    """)
+
+    assert code == -signal.SIGTERM
+    assert lines == ["ready"]
