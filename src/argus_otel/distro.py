@@ -221,7 +221,9 @@ def _report_problems(problems: tuple[ConfigError, ...], *, strict: bool) -> None
 
 
 def _exports_otlp(environ: Mapping[str, str], *, quiet: bool) -> bool:
-    exporters = {name.strip() for name in environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")}
+    exporters = {
+        name.strip() for name in (environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")
+    }
     if exporters & {"otlp", "otlp_proto_http"}:
         return True
     if exporters != {"none"} and not quiet:
@@ -305,8 +307,11 @@ class Tracer:
     def add_user_span(self, span: Any) -> None:  # noqa: ANN401
         """Queue a span of the user's; also starts the worker, since there is something to send."""
         if self.recorder.enabled and os.getpid() == self._pid:
-            self.worker.add_user_span(span)
-            self.recorder.start()
+            try:
+                self.worker.add_user_span(span)
+                self.recorder.start()
+            except Exception as error:  # noqa: BLE001 - it would come out of the user's span.end()
+                self._faults.report("user_span", error)
 
     def flush(self, timeout_s: float) -> bool:
         """Send what is there; nothing in a process that is (or was forked from) no rank."""
@@ -343,6 +348,8 @@ class Tracer:
 
     def _flush_at_exit(self) -> None:
         if os.getpid() == self._pid and self.recorder.enabled:
+            with contextlib.suppress(Exception):
+                self.instrumentation.steps.end_at_exit()
             self._flush_bounded(self._settings.flush_timeout_s)
             if self.worker.steps_seen == 0 and self.instrumentation.collectives.hooked:
                 logger.warning(
@@ -355,6 +362,7 @@ class Tracer:
     def _after_fork(self) -> None:
         """In a child: a DataLoader worker, or a rank that will say so by init_process_group."""
         self.worker.reset_after_fork()
+        self.instrumentation.steps.forget_thread()
         self._dormant = True
 
     def _wake(self) -> None:
@@ -381,17 +389,34 @@ class Tracer:
         trace_id = ids.step_trace_id(
             identity.nonce, identity.attempt, ordinal, ids.shard_of(identity.rank)
         )
+        number = int.from_bytes(trace_id, "big")
+        flags = trace.TraceFlags.SAMPLED if _user_samples(number) else trace.TraceFlags.DEFAULT
         self._step_span.follow(
             trace.SpanContext(
-                trace_id=int.from_bytes(trace_id, "big"),
+                trace_id=number,
                 span_id=int.from_bytes(ids.span_id(trace_id, ids.RANK_STEP, identity.rank), "big"),
                 is_remote=False,
-                trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+                trace_flags=trace.TraceFlags(flags),
             )
         )
         # Inside a span of the user's own, theirs stays the parent.
         if not trace.get_current_span().get_span_context().is_valid:
             otel_context.attach(trace.set_span_in_context(self._step_span))
+
+
+def _user_samples(trace_id: int) -> bool:
+    """Whether the user's own spans in this step are to be recorded.
+
+    A parent-based sampler asks the parent, which is our step: so the step asks the sampler, as
+    if it were a root. Ratios go by the trace id, and all ranks agree. Argus's own spans are not
+    concerned: the Collector samples those.
+    """
+    if not os.environ.get("OTEL_TRACES_SAMPLER"):
+        return True
+    sampler = getattr(trace.get_tracer_provider(), "sampler", None)
+    if sampler is None:
+        return True
+    return bool(sampler.should_sample(None, trace_id, "rank.step").decision.is_sampled())
 
 
 class _StepSpan(trace.NonRecordingSpan):
@@ -452,7 +477,9 @@ def _whole(text: str) -> int:
 
 
 def _metric_interval_s(environ: Mapping[str, str]) -> float | None:
-    exporters = {name.strip() for name in environ.get("OTEL_METRICS_EXPORTER", "otlp").split(",")}
+    exporters = {
+        name.strip() for name in (environ.get("OTEL_METRICS_EXPORTER") or "otlp").split(",")
+    }
     if not exporters & {"otlp", "otlp_proto_http"}:
         return None
     return _whole(environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")) / 1000 or (

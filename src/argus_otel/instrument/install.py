@@ -105,11 +105,15 @@ class Instrumentation:
                 lambda module: instrument_data_loading(module, patches, sink, steps),
             ),
             ("process_groups", "torch.distributed.distributed_c10d", self._hook_world),
-            ("waits", "torch.distributed", lambda module: instrument_waits(module, patches, sink)),
+            (
+                "waits",
+                "torch.distributed",
+                lambda module: instrument_waits(module, patches, sink, steps),
+            ),
             (
                 "ddp",
                 "torch.nn.parallel.distributed",
-                lambda module: instrument_ddp(module, patches, sink, timer, forward),
+                lambda module: instrument_ddp(module, patches, sink, steps, timer, forward),
             ),
             (
                 "fsdp",

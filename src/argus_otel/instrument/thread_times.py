@@ -1,4 +1,4 @@
-"""CPU time and run delay of the calling thread, cheap enough for step boundaries."""
+"""CPU time and run delay of the training thread, cheap enough for step boundaries."""
 
 from __future__ import annotations
 
@@ -10,25 +10,43 @@ from argus_otel.wire.events import NONE
 
 
 class ThreadTimes:
-    """Reads ``(CPU ns, run delay ns)`` of whichever thread calls it.
+    """Reads ``(CPU ns, run delay ns)`` of one thread, the one that trains.
 
     Run delay is the time that the thread could have run but had no core, from
-    ``/proc/…/schedstat``: what separates a slow rank from a crowded host.
+    ``/proc/…/schedstat``: what separates a slow rank from a crowded host. Other threads (a
+    prefetcher that iterates a DataLoader) get nothing: their times are nobody's step, and a file
+    that several threads open and close would end up closing somebody else's.
     """
 
     def __init__(self) -> None:
         self._thread = 0
         self._file = -1
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread is the one that trains, as far as is known."""
+        return self._thread in (0, threading.get_ident())
+
+    def adopt(self) -> None:
+        """The calling thread trains. Called where a step ends, and at the first backward."""
+        if self._thread == threading.get_ident():
+            return
+        self.forget()
+        try:
+            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1  # no schedstat in this kernel: run delay stays unknown
+        self._thread = threading.get_ident()
+
     def read(self) -> tuple[int, int]:
-        """CPU ns, and run delay ns or ``events.NONE``.
+        """CPU ns and run delay ns; ``events.NONE`` for what is not known.
 
         Cost:
             Training thread, about 1.5 µs: one clock call, one ``pread``.
         """
-        # The system's id, not Python's: the latter stays the same across a fork.
-        if threading.get_native_id() != self._thread:
-            self._open()
+        if threading.get_ident() != self._thread:
+            return NONE, NONE
         if self._file < 0:
             return thread_cpu_ns(), NONE
         try:
@@ -37,17 +55,8 @@ class ThreadTimes:
             self._file = -1
             return thread_cpu_ns(), NONE
 
-    def _open(self) -> None:
-        self.close()
-        self._thread = threading.get_native_id()
-        try:
-            path = f"/proc/self/task/{self._thread}/schedstat"
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._file = -1  # no schedstat in this kernel: run delay stays unknown
-
-    def close(self) -> None:
-        """Give the file back."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+    def forget(self) -> None:
+        """Give the file back; a forked child calls this, since its thread has another id."""
+        file, self._file, self._thread = self._file, -1, 0
+        if file >= 0:
+            os.close(file)

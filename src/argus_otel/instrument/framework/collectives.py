@@ -19,6 +19,7 @@ from argus_otel.wire.digest import OPS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from argus_otel.instrument.framework.steps import StepTracker
     from argus_otel.instrument.patches import Patches
     from argus_otel.instrument.sink import Sink
 
@@ -67,14 +68,14 @@ class Collectives:
         from torch.distributed import distributed_c10d as c10d
 
         for group in list(c10d._world.pg_map):  # noqa: SLF001 - no public list of groups
-            ranks = sorted(
-                c10d._world.pg_group_ranks[group].items(),  # noqa: SLF001
-                key=lambda item: item[1],
-            )
             name = group.group_name
             if name in self._attached:
                 continue
             self._attached.add(name)
+            ranks = sorted(
+                c10d._world.pg_group_ranks[group].items(),  # noqa: SLF001
+                key=lambda item: item[1],
+            )
             backend = str(c10d._world.pg_map[group][0]).lower()  # noqa: SLF001
             self._attach(group, [rank for rank, _ in ranks], blocks_host="nccl" not in backend)
 
@@ -107,14 +108,14 @@ class Collectives:
             self._op_codes = _op_codes()
         description = group.group_desc or "undefined"
         index = self._sink.add_group(description, ranks, blocks_host=blocks_host)
-        before, after = self._make_hooks(index, ranks)
+        before, after = self._make_hooks(index, ranks, blocks_host=blocks_host)
         group.register_pre_hook(HOOK_ID, before)
         group.register_post_hook(HOOK_ID, after)
         self._groups.append(group)
         self.hooked = True
 
     def _make_hooks(
-        self, index: int, ranks: list[int]
+        self, index: int, ranks: list[int], *, blocks_host: bool
     ) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
         """The two hooks of one group, with everything they need bound as locals.
 
@@ -162,7 +163,8 @@ class Collectives:
                 report("collective_hook", error)
 
         def after(args: Any) -> None:  # noqa: ANN401
-            if not plan.ends or not sink.enabled:
+            # NCCL completes its futures at enqueue: that is no end.
+            if not plan.ends or not blocks_host or not sink.enabled:
                 return
             try:
                 began_ns = now()
@@ -199,7 +201,12 @@ def _op_codes() -> list[int]:
     return codes
 
 
-def instrument_waits(dist: Any, patches: Patches, sink: Sink) -> None:  # noqa: ANN401
+def instrument_waits(
+    dist: Any,  # noqa: ANN401 - torch.distributed
+    patches: Patches,
+    sink: Sink,
+    steps: StepTracker,
+) -> None:
     """Time ``Work.wait``: where a thread is made to wait for others, and a true end.
 
     ``torch.distributed``'s synchronous calls and FSDP2 come through here; DDP's reducer and
@@ -213,7 +220,7 @@ def instrument_waits(dist: Any, patches: Patches, sink: Sink) -> None:  # noqa: 
             try:
                 return original(self, *args, **kwargs)
             finally:
-                if sink.enabled:
+                if sink.enabled and steps.is_here:
                     append(events.WAIT, began_ns, monotonic_ns(), 0, 0, 0, 0)
 
         never_compile(wait)

@@ -72,7 +72,7 @@ class ForwardHooks:
 
     def enter(self) -> None:
         """A forward begins on this thread."""
-        if not self._sink.enabled:
+        if not self._sink.enabled or not self._steps.is_here:
             return
         try:
             self._depth += 1
@@ -84,7 +84,7 @@ class ForwardHooks:
 
     def leave(self) -> None:
         """The matching end."""
-        if self._depth == 0:
+        if self._depth == 0 or not self._steps.is_here:
             return
         try:
             import torch
@@ -118,7 +118,7 @@ class BackwardTimer:
         sink, steps = self._sink, self._steps
 
         def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            if not sink.enabled:
+            if not sink.enabled or not steps.is_here:
                 return original(*args, **kwargs)
             try:
                 times = steps.read_times()
@@ -155,6 +155,7 @@ def instrument_ddp(
     module: Any,  # noqa: ANN401 - torch.nn.parallel.distributed
     patches: Patches,
     sink: Sink,
+    steps: StepTracker,
     timer: BackwardTimer,
     hooks: ForwardHooks,
 ) -> None:
@@ -176,7 +177,7 @@ def instrument_ddp(
             try:
                 return original(self, *args, **kwargs)
             finally:
-                if sink.enabled:
+                if sink.enabled and steps.is_here:
                     sink.append(events.WAIT, began_ns, monotonic_ns(), 1, 0, 0, 0)
 
         never_compile(_sync_buffers)

@@ -108,7 +108,7 @@ class World:
                 nonce_local=local,
                 rank=dist.get_rank(),
                 world_size=dist.get_world_size(),
-                local_rank=int(os.environ.get("LOCAL_RANK", before.local_rank)),
+                local_rank=_local_rank(before.local_rank),
             )
         )
         self._collectives.attach_all()
@@ -130,6 +130,13 @@ class World:
             self._sink.faults.report("nonce_not_shared")
             return own, True
         return agreed, False
+
+
+def _local_rank(default: int) -> int:
+    try:
+        return int(os.environ["LOCAL_RANK"])
+    except (KeyError, ValueError):  # not set, or set to nothing
+        return default
 
 
 def _instead(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

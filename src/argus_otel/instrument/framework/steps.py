@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
     from argus_otel.instrument.sink import Sink
 
+_STALE_AFTER = 128
+"""Steps of other optimizers without one of the primary, after which it is taken to be out of use
+(a frozen part of a model). GANs take up to 100 critic steps a generator step."""
+
 _RULE = {name: code for code, name in enumerate(events.RULES)}
 
 
@@ -56,6 +60,7 @@ class StepTracker:
         self._set_step_calls = 0
         self._parameter_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._primary: Callable[[], Any] = lambda: None
+        self._without_primary = 0
         self._optimizer_code: Any = None
         self._in_flight: list[int] = []
         self._optimizer_began_ns = 0
@@ -95,6 +100,7 @@ class StepTracker:
 
     def _end(self, rule: str) -> None:
         now = monotonic_ns()
+        self._times.adopt()
         cpu_ns, delay_ns = self._times.read()
         plan = self._sink.plan
         flags = events.ENDS_CAPTURED if plan.ends else 0
@@ -109,7 +115,6 @@ class StepTracker:
             cpu_ns,
             delay_ns,
         )
-        self._sink.start()
         self.ordinal += 1
         if self._iteration != events.NONE:
             self._iteration += 1
@@ -117,6 +122,12 @@ class StepTracker:
         self._began_ns = now
         self._forget_step()
         self._on_boundary(self.ordinal)
+        self._sink.start()  # last: where no thread can be started, the count has gone on
+
+    def end_at_exit(self) -> None:
+        """A loop that calls ``set_step()`` ends its last step with the program."""
+        if not self._by_optimizer and self.worked:
+            self._end("exit")
 
     def _forget_step(self) -> None:
         self._primary_stepped = False
@@ -175,6 +186,13 @@ class StepTracker:
         self.worked = True
         if self._is_primary(optimizer):
             self._primary_stepped = True
+            self._without_primary = 0
+        elif not self._in_flight[1:]:
+            self._without_primary += 1
+            if self._without_primary >= _STALE_AFTER:  # it is kept, but trains no longer
+                self._primary = weakref.ref(optimizer)
+                self._primary_stepped = True
+                self._without_primary = 0
         key = id(optimizer)
         while self._in_flight and self._in_flight.pop() != key:
             pass  # one inside it raised
@@ -217,12 +235,22 @@ class StepTracker:
 
     # -- phases -------------------------------------------------------------------------------
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread is the one that trains, as far as is known."""
+        return self._times.is_here
+
+    def forget_thread(self) -> None:
+        """In a forked child: whichever thread trains next is the one."""
+        self._times.forget()
+
     def read_times(self) -> tuple[int, int]:
-        """CPU ns and run delay ns of this thread, where a step may turn out to begin."""
+        """CPU ns and run delay ns of the training thread, where a step may turn out to begin."""
         return self._times.read()
 
     def backward_begins(self) -> int:
         """An autograd pass begins; reentrant ones (checkpointing) count as part of the outer."""
+        self._times.adopt()
         self.backward_depth += 1
         return monotonic_ns()
 

@@ -29,8 +29,8 @@ def instrument_data_loading(
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(self: Any) -> Any:  # noqa: ANN401, N807
-            if not sink.enabled:
-                return original(self)
+            if not sink.enabled or not steps.is_here:
+                return original(self)  # a thread that fetches ahead makes nobody wait
             times = steps.read_times()
             began_ns = monotonic_ns()
             # A StopIteration is not a batch, and passes through unrecorded.
