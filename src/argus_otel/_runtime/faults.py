@@ -6,6 +6,7 @@ cost three times as much) that ends in ``faults.report``. Tests hand in a log th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 
@@ -17,17 +18,24 @@ class FaultLog:
 
     def __init__(self, *, reraise: bool = False) -> None:
         self.counts: Counter[str] = Counter()
+        """For reading one cause; ``snapshot`` is for going through all."""
         self._reraise = reraise
 
     def report(self, cause: str, error: BaseException | None = None, *, records: int = 1) -> None:
-        """Count a fault. Called from ``except`` blocks, so it must not fail itself."""
+        """Count a fault. Called from ``except`` blocks, so it does not fail itself."""
         first = cause not in self.counts
         self.counts[cause] += records
         if self._reraise and error is not None:
             raise error
         if first:
-            detail = f": {type(error).__name__}: {error}" if error is not None else ""
-            logger.warning(
-                "argus: %s%s (training goes on; further ones are only counted)", cause, detail
-            )
-            logger.debug("argus: traceback of the first %r", cause, exc_info=error)
+            # The user's filters and handlers run in here.
+            with contextlib.suppress(Exception):
+                detail = f": {type(error).__name__}: {error}" if error is not None else ""
+                logger.warning(
+                    "argus: %s%s (training goes on; further ones are only counted)", cause, detail
+                )
+                logger.debug("argus: traceback of the first %r", cause, exc_info=error)
+
+    def snapshot(self) -> dict[str, int]:
+        """Give a copy of the counts, also while other threads add causes."""
+        return dict(self.counts)
