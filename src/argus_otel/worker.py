@@ -101,6 +101,7 @@ class Worker:
             baseline_ratio=settings.baseline_ratio,
             detail_spans=settings.detail_spans,
             capacity=self.recorder.ring.capacity,
+            faults=faults,
         )
         self._templates: OrderedDict[tuple[Any, ...], SpanTemplate] = OrderedDict()
         self._user_spans: deque[Any] = deque()
@@ -197,12 +198,15 @@ class Worker:
         offset_ns = wall_offset_ns()
         own_cpu_s = self._spare_cpu_s + float(_HOOK_COST_NS[drained["kind"]].sum()) * 1e-9
         new_drops = sum(self._drops().values()) - self._told_drops
-        condensed = self._condenser.take(
-            drained,
-            wall_offset_ns=offset_ns,
-            lost=lost,
-            costs=Costs(self_cpu_s=own_cpu_s, drops=new_drops, memory_bytes=self._resident_bytes()),
-        )
+        held = self._condenser.held_events
+        costs = Costs(self_cpu_s=own_cpu_s, drops=new_drops, memory_bytes=self._resident_bytes())
+        try:
+            condensed = self._condenser.take(
+                drained, wall_offset_ns=offset_ns, lost=lost, costs=costs
+            )
+        except Exception as error:  # noqa: BLE001 - these events are lost, not all later ones
+            self._faults.report("condense", error, records=held + drained.size)
+            return
         if any(part.digests for part in condensed):  # they carry both
             self._spare_cpu_s = 0.0
             self._told_drops += new_drops
@@ -211,27 +215,30 @@ class Worker:
         for part in condensed:
             time.sleep(0)  # lets a waiting trainer have the GIL
             self._meters.add(part.digests, part.wait_s)
-            self._submit(part.identity, part.spans, part.rows)
+            try:
+                self._submit(part.identity, part.spans, part.rows)
+            except Exception as error:  # noqa: BLE001 - the parts after it are sent all the same
+                self._faults.report("encode", error, records=len(part.spans))
         if last and (left := self._condenser.take_exceptions(offset_ns)) is not None:
             self._submit(left[0], left[1], ())
 
     def _submit(self, identity: Identity, spans: Sequence[Span], rows: Sequence[SpanRows]) -> None:
         scopes: dict[str, list[EncodedSpans]] = {}
         for span in spans:
-            data = encode_span(
-                name=span.name,
-                trace_id=span.trace_id,
-                span_id=span.span_id,
-                parent_span_id=span.parent_id,
-                start_ns=span.start_ns,
-                end_ns=span.end_ns,
-                attributes=span.attributes,  # type: ignore[arg-type]
-                error=span.error,
-            )
-            scopes.setdefault(span.scope, []).append(EncodedSpans(data, 1))
+            try:
+                encoded = EncodedSpans(_encode_span(span), 1)
+            except Exception as error:  # noqa: BLE001 - costs this span, not its neighbours
+                self._faults.report("encode", error)
+            else:
+                scopes.setdefault(span.scope, []).append(encoded)
         time.sleep(0)
         for row in rows:
-            scopes.setdefault(row.scope, []).append(self._encode_rows(row))
+            try:
+                encoded = self._encode_rows(row)
+            except Exception as error:  # noqa: BLE001
+                self._faults.report("encode", error, records=row.span_ids.size)
+            else:
+                scopes.setdefault(row.scope, []).append(encoded)
         time.sleep(0)
         for body, count in encode_trace_requests(self._resource(identity), scopes):
             self._meters.spans += count
@@ -291,9 +298,18 @@ class Worker:
     def _send_user_spans(self) -> None:
         while self._user_spans:
             batch = [self._user_spans.popleft() for _ in range(min(256, len(self._user_spans)))]
-            body, count = encode_user_spans(batch)
-            self._meters.spans += count
-            self._sender.submit(Signal.TRACES, body, count)
+            try:
+                bodies = [encode_user_spans(batch)]
+            except Exception:  # noqa: BLE001 - one of them; which, the loop below finds out
+                bodies = []
+                for span in batch:
+                    try:
+                        bodies.append(encode_user_spans([span]))
+                    except Exception as error:  # noqa: BLE001
+                        self._faults.report("encode", error)
+            for body, count in bodies:
+                self._meters.spans += count
+                self._sender.submit(Signal.TRACES, body, count)
             time.sleep(0)
 
     # -- metrics ------------------------------------------------------------------------------
@@ -327,14 +343,25 @@ class Worker:
         drops = dict(self._sender.stats.drops)
         for cause, count in self._faults.counts.items():
             drops[cause] = drops.get(cause, 0) + count
-        if self._condenser.events_dropped:
-            drops["step_too_large"] = self._condenser.events_dropped
         return drops
 
     @property
     def steps_seen(self) -> int:
         """Whole steps so far; 0 in a job whose loop has none that argus can see."""
         return self._condenser.steps_seen
+
+
+def _encode_span(span: Span) -> bytes:
+    return encode_span(
+        name=span.name,
+        trace_id=span.trace_id,
+        span_id=span.span_id,
+        parent_span_id=span.parent_id,
+        start_ns=span.start_ns,
+        end_ns=span.end_ns,
+        attributes=span.attributes,  # type: ignore[arg-type]
+        error=span.error,
+    )
 
 
 def _resident_bytes() -> int | None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from argus_otel._runtime.faults import FaultLog
     from argus_otel.condense.steps import CollectiveRows, StepColumns
     from argus_otel.wire.digest import StepDigest
     from argus_otel.wire.identity import Group, Identity, UncaughtException
@@ -70,9 +71,16 @@ class Condenser:
     """State across batches: the open step, and each group's last news."""
 
     def __init__(
-        self, tables: Tables, *, baseline_ratio: float, detail_spans: int, capacity: int
+        self,
+        tables: Tables,
+        *,
+        baseline_ratio: float,
+        detail_spans: int,
+        capacity: int,
+        faults: FaultLog,
     ) -> None:
         self._tables = tables
+        self._faults = faults
         self._detail_spans = detail_spans
         self._capacity = capacity
         self._keep = KeepRule(baseline_ratio)
@@ -83,8 +91,11 @@ class Condenser:
         self._told_groups: set[int] = set()
         self._truncated = False
         self.steps_seen = 0
-        self.events_dropped = 0
-        """Events of a step that grew beyond all bounds."""
+
+    @property
+    def held_events(self) -> int:
+        """Events of the step that has not ended yet."""
+        return self._pending.size
 
     def take(
         self, drained: NDArray[np.void], *, wall_offset_ns: int, lost: int, costs: Costs
@@ -103,17 +114,21 @@ class Condenser:
             self._truncated = True
             self._resume_after_loss(drained)
         batch = np.concatenate((self._pending, drained)) if self._pending.size else drained
-        kind = batch["kind"]
+        # Whatever goes wrong below, the same events are never tried again.
+        self._pending = self._pending[:0]
         condensed: list[Condensed] = []
         begin = 0
         # Cut at identities, then at the last whole step before each.
-        cuts = np.flatnonzero(kind == events.IDENTITY).tolist()
+        cuts = np.flatnonzero(batch["kind"] == events.IDENTITY).tolist()
         for cut in [*cuts, batch.size]:
             part = batch[begin:cut]
             ends = np.flatnonzero(part["kind"] == events.STEP_END)
             if ends.size and self._identity is not None and self._before is not None:
                 whole = part[: ends[-1] + 1]
-                condensed.append(self._condense(whole, self._before, wall_offset_ns, costs))
+                try:
+                    condensed.append(self._condense(whole, self._before, wall_offset_ns, costs))
+                except Exception as error:  # noqa: BLE001 - these steps are lost, not all later ones
+                    self._lose(error, whole)
             if ends.size:
                 last = part[ends[-1]]
                 self._before = Boundary(
@@ -128,10 +143,17 @@ class Condenser:
         self._pending = batch[begin:].copy()
         if self._pending.size > self._capacity:
             # No step has ended for a whole ring: this loop has none, or not the kind we see.
-            self.events_dropped += self._pending.size - self._capacity // 2
+            self._faults.report("step_too_large", records=self._pending.size - self._capacity // 2)
             self._pending = self._pending[-(self._capacity // 2) :].copy()
             self._truncated = True
         return condensed
+
+    def _lose(self, error: Exception, whole: NDArray[np.void]) -> None:
+        """Give up some steps; what they would have told is told again by later ones."""
+        self._truncated = True
+        self._told_groups.clear()
+        self._next_ordinal = int(whole[-1]["a"]) + 1
+        self._faults.report("condense", error, records=whole.size)
 
     def _resume_after_loss(self, drained: NDArray[np.void]) -> None:
         """Find out whose events these are, and from when: what said so may be lost too."""

@@ -50,6 +50,8 @@ def detail_rows(
         span_ids = ids.span_ids((trace_id,), ids.DETAIL, identity.rank, c.size)[0]
         kind = (collectives.group[c] * len(OPS) + collectives.op[c]) * (len(PHASES) + 1)
         kind += collectives.phase[c] + 1
+        has_peer = collectives.peer[c] >= 0
+        kind = kind * 2 + has_peer
         known = collectives.end_ns[c] != events.NONE
         end_ns = np.where(known, collectives.end_ns[c], collectives.arrival_ns[c])
         for code in np.unique(kind).tolist():
@@ -72,7 +74,7 @@ def detail_rows(
                     names.ARGUS_COLLECTIVE_SEQ: collectives.count[c[pick]],
                     names.ARGUS_COLLECTIVE_SIZE: collectives.payload_bytes[c[pick]],
                 }
-                if (collectives.peer[c[pick]] >= 0).any():
+                if has_peer[pick[0]]:
                     ints[names.ARGUS_COLLECTIVE_PEER] = collectives.peer[c[pick]]
                 rows.append(
                     SpanRows(

@@ -195,6 +195,8 @@ def _sync_shape(group: bytes, op: bytes, peer: bytes, rank: int) -> _SyncShape:
         place = used.setdefault(index, len(used))
         local.append(place)
         if code == _SEND or code == _RECV:
+            if other < 0:
+                continue  # received from whoever came first: no channel that both ends know
             ends = (rank, other) if code == _SEND else (other, rank)
             channels.setdefault((place, *ends), row)
         else:

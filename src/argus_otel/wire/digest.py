@@ -188,7 +188,7 @@ def encode_digests(digests: Sequence[StepDigest]) -> list[dict[str, AttributeVal
         bounds.append(len(values))
         values += _sync_values(digest.sync)
         bounds.append(len(values))
-    packed, starts = encode_uvarints(np.array(values, dtype=np.uint64))
+    packed, starts = encode_uvarints(_unsigned(values))
     cuts = starts[bounds].tolist()
     data = packed.tobytes()
     encoded = []
@@ -197,7 +197,7 @@ def encode_digests(digests: Sequence[StepDigest]) -> list[dict[str, AttributeVal
         begin, middle, end = cuts[2 * index : 2 * index + 3]
         _put_packed(attributes, names.ARGUS_DIGEST_PHASES, data[begin:middle])
         if end - middle > MAX_SYNC_BYTES and not digest.sync.folded:
-            folded = np.array(_sync_values(fold_sync(digest.sync)), dtype=np.uint64)
+            folded = _unsigned(_sync_values(fold_sync(digest.sync)))
             _put_packed(attributes, names.ARGUS_DIGEST_SYNC, encode_uvarints(folded)[0].tobytes())
         else:
             _put_packed(attributes, names.ARGUS_DIGEST_SYNC, data[middle:end])
@@ -311,6 +311,14 @@ def fold_sync(sync: SyncColumns) -> SyncColumns:
         last_arrival_us=last,
         min_duration_us=np.where(has_known, least, -1),
     )
+
+
+def _unsigned(values: list[int]) -> NDArray[np.uint64]:
+    """As they are packed; a number outside 64 bits would silence the rank, so it is cut."""
+    try:
+        return np.array(values, dtype=np.uint64)
+    except OverflowError:
+        return np.array([min(max(value, 0), 2**64 - 1) for value in values], dtype=np.uint64)
 
 
 def _differences(values_us: NDArray[np.int64]) -> list[int]:

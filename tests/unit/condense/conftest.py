@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from argus_otel._runtime.faults import FaultLog
 from argus_otel.condense.condenser import Condenser, Costs
 from argus_otel.wire import events
 from argus_otel.wire.digest import OPS
@@ -49,6 +50,7 @@ class Job:
     rows: list[tuple[int, ...]] = field(default_factory=list)
     ordinal: int = 0
     counts: int = 0
+    faults: FaultLog = field(default_factory=lambda: FaultLog(reraise=True))
 
     def __post_init__(self):
         self.condenser = Condenser(
@@ -56,6 +58,7 @@ class Job:
             baseline_ratio=self.baseline_ratio,
             detail_spans=self.detail_spans,
             capacity=self.capacity,
+            faults=self.faults,
         )
         self.event(events.IDENTITY, START_MS, 0, a=0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from argus_otel._runtime.faults import FaultLog
 from argus_otel.wire import events
 from argus_otel.wire.digest import PHASES
 
@@ -233,3 +234,29 @@ def test_the_digest_says_what_ended_the_step(job, rule):
     job.forward(1000, 1010).backward(1010, 1020).end(1021, rule=rule)
 
     assert job.digests()[0].end_rule == rule
+
+
+def test_a_receive_from_whoever_comes_first_is_on_no_channel(job):
+    """Nobody knows the sender when the call is made; the step is told all the same."""
+    job.forward(1000, 1010).collective(1004, op="recv").collective(1006, op="recv", peer=1)
+    job.backward(1010, 1020).optimizer(1020, 1021).end(1021)
+
+    (part,) = job.take()
+    (digest,) = part.digests
+
+    assert digest.sync.peer.tolist() == [-1, 1]
+    assert digest.sync.channels[:, 1:3].tolist() == [[1, 0]]
+    assert part.spans
+
+
+def test_steps_that_cannot_be_condensed_cost_no_later_ones(make_job):
+    """They are counted, and the next digest says that something is missing."""
+    job = make_job(faults=FaultLog())
+    job.forward(1000, 1010).collective(1004, group=7).end(1021)
+
+    assert job.digests() == []
+    assert job.faults.counts["condense"] == 3
+    job.forward(1030, 1040).collective(1034).end(1041)
+    (digest,) = job.digests()
+    assert (digest.ordinal, digest.truncated, ms(digest.between_s)) == (1, True, 9)
+    assert digest.group_info

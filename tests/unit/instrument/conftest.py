@@ -86,7 +86,13 @@ def traced() -> Iterator[Traced]:
         )
     )
     instrumentation.install()
-    condenser = Condenser(recorder, baseline_ratio=0.0, detail_spans=900, capacity=1 << 14)
+    condenser = Condenser(
+        recorder,
+        baseline_ratio=0.0,
+        detail_spans=900,
+        capacity=1 << 14,
+        faults=recorder.faults,
+    )
     yield Traced(recorder, instrumentation, condenser, boundaries)
     instrumentation.remove()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from argus_otel import worker as worker_module
 from argus_otel._runtime.faults import FaultLog
+from argus_otel.condense import condenser
 from argus_otel.export import Sender, targets_from_environment
 from argus_otel.settings import Settings
 from argus_otel.testing import InMemoryReceiver
@@ -94,3 +96,57 @@ def test_a_forked_child_has_nothing_to_send(worker, receiver):
 
     assert worker.flush(30)
     assert receiver.spans() == []
+
+
+def test_a_span_that_cannot_be_encoded_costs_only_itself(worker, receiver, monkeypatch):
+    """The other steps of its round are sent."""
+    encode = worker_module.encode_span
+
+    def fail_once(**kwargs):
+        if kwargs["attributes"].get("argus.step.ordinal") == 1:
+            raise OverflowError
+        return encode(**kwargs)
+
+    monkeypatch.setattr(worker_module, "encode_span", fail_once)
+    for ordinal in range(3):
+        step(worker, ordinal)
+    assert worker.flush(30)
+
+    assert [got["argus.step.ordinal"] for got in attributes(receiver)] == [0, 2]
+    assert worker._drops()["encode"] == 2  # rank.step, and the root above it
+
+
+def test_events_that_nothing_can_be_made_of_are_counted_and_not_tried_again(
+    worker, receiver, monkeypatch
+):
+    """The next step is whole."""
+
+    def fail(*args, **kwargs):
+        raise ValueError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(condenser, "condense_steps", fail)
+        step(worker, 0)
+        assert worker.flush(30)
+    step(worker, 1)
+    assert worker.flush(30)
+
+    (got,) = attributes(receiver)
+    assert (got["argus.step.ordinal"], got["argus.drops"]) == (1, 3)
+    assert got["argus.digest.truncated"] is True
+
+
+def test_events_are_counted_even_where_taking_them_fails_as_a_whole(worker, monkeypatch):
+    """Those held back from the round before with them."""
+    worker.recorder.append(events.FORWARD, 0, MS, 0, 0, 0, 0)
+    worker.flush(0)
+
+    def fail(event, offset_ns):
+        raise ValueError
+
+    monkeypatch.setattr(worker._condenser, "_begin_identity", fail)
+    worker.recorder.set_identity(IDENTITY)
+    worker.flush(0)
+
+    assert worker._drops()["condense"] == 2
+    assert worker._condenser.held_events == 0

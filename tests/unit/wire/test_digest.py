@@ -341,3 +341,12 @@ def test_numbers_that_a_store_returns_as_text_are_read():
 def test_step_duration_is_in_seconds():
     """From nanoseconds."""
     assert digest_of().step_s == pytest.approx(0.061)
+
+
+def test_a_number_that_cannot_be_packed_is_cut():
+    """It must not cost the steps it is encoded with."""
+    sync = sync_of([(0, 1, 8, -1, -1, 5, 5)], channels=[(0, -1, 3, -7)])
+
+    (attributes,) = encode_digests([digest_of(sync=sync)])
+
+    assert decode_digest(attributes, START_NS, START_NS).sync.channels.tolist() == [[0, 0, 3, 0]]
