@@ -7,14 +7,17 @@ read of the answer. Only the resolver (``getaddrinfo``) keeps to its own time-ou
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
+import os
 import socket
 import ssl
 import sys
 import time
 from dataclasses import dataclass
 from http.client import HTTPException
+from queue import LifoQueue
 from typing import TYPE_CHECKING, Any, Final
 
 import urllib3
@@ -72,6 +75,7 @@ class TargetConnection:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._deadline = _Deadline()
+        self._sockets: list[socket.socket] = []
         options: dict[str, Any] = {"num_pools": 1, "maxsize": 1, "retries": False}
         self._manager: urllib3.PoolManager
         if target.proxy_url is None:
@@ -86,9 +90,12 @@ class TargetConnection:
                 **options,
             )
         url = urllib3.util.parse_url(target.url)
-        pool = self._manager.connection_from_host(url.host, url.port, url.scheme)
-        kind = _TlsConnection if pool.scheme == "https" else _PlainConnection
-        pool.ConnectionCls = functools.partial(kind, deadline=self._deadline)  # type: ignore[assignment]
+        self._pool = self._manager.connection_from_host(url.host, url.port, url.scheme)
+        self._abandoned: list[object] = []
+        kind = _TlsConnection if self._pool.scheme == "https" else _PlainConnection
+        self._pool.ConnectionCls = functools.partial(  # type: ignore[assignment]
+            kind, deadline=self._deadline, sockets=self._sockets
+        )
 
     def post(self, body: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:
         """Send one request and read its answer.
@@ -125,6 +132,22 @@ class TargetConnection:
     def close(self) -> None:
         """Close the connection; the next post opens a new one."""
         self._manager.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of its copy of the descriptor, and take no lock for it.
+
+        Another thread of the parent may have held any lock in the moment of the fork, and nobody
+        is here to release it. Whoever calls this keeps the object for good, so that no finaliser
+        takes one either.
+        """
+        for connected in self._sockets:
+            with contextlib.suppress(OSError):
+                os.close(connected.detach())
+        waiting = self._pool.pool
+        if waiting is not None:
+            # At the interpreter's end urllib3 empties the pool, under this queue's lock.
+            self._abandoned = list(waiting.queue)
+            LifoQueue.__init__(waiting, waiting.maxsize)
 
 
 def _read_answer(response: urllib3.BaseHTTPResponse) -> Answer:
@@ -255,17 +278,24 @@ def _connect(connection: HTTPConnection, deadline: _Deadline) -> socket.socket:
 
 class _PlainConnection(HTTPConnection):
     @override
-    def __init__(self, *args: Any, deadline: _Deadline, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, deadline: _Deadline, sockets: list[socket.socket], **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._deadline = deadline
+        self._sockets = sockets
 
     @override
     def _new_conn(self) -> socket.socket:
-        return _connect(self, self._deadline)
+        connected = _connect(self, self._deadline)
+        self._sockets[:] = [connected]
+        return connected
 
     @override
     def connect(self) -> None:
         super().connect()
+        if isinstance(self.sock, socket.socket):  # over TLS another object has the descriptor now
+            self._sockets[:] = [self.sock]
         connected: Any = _DeadlineSocket(self.sock, self._deadline)
         self.sock = connected
 

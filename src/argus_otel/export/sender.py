@@ -38,6 +38,9 @@ handshakes; later posts follow each rank's own rhythm."""
 # A request that no time is left for is not begun: it would only be cut off and sent again.
 _SHORTEST_POST_S: Final = 0.01
 
+_left_behind: Final[list[TargetConnection]] = []
+"""Those that a forked child has from its parent; kept, since to finalise one might take a lock."""
+
 
 @dataclass(slots=True)
 class _Route:
@@ -209,11 +212,12 @@ class Sender:
         """Make a child's copy usable: empty queue, counts at zero, connections of its own.
 
         What waits was the parent's to send, and a shared connection would mix two processes'
-        bytes. The parent's locks may have been held in the moment of the fork, so they go too.
+        bytes. The parent's locks may have been held in the moment of the fork, so none is taken.
         """
         for route in self._routes.values():
             if route.connection is not None:
-                route.connection.close()  # the child's descriptor only
+                route.connection.abandon()
+                _left_behind.append(route.connection)
         self._arm()
 
     @property

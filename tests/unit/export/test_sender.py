@@ -4,7 +4,9 @@ import email.utils
 import logging
 import os
 import random
+import signal
 import socket
+import threading
 import time
 import warnings
 
@@ -552,6 +554,55 @@ def test_a_child_that_is_rearmed_uses_a_connection_of_its_own(
     assert numbers() == [0, 7, 1]
     first, childs, second = [request.client_port for request in receiver.requests]
     assert first == second != childs
+
+
+def test_a_fork_in_the_midst_of_a_post_does_not_lock_up_the_child(sender, spans_body):
+    """The worker thread may hold any lock of urllib3's then, and is not there to release it."""
+    sender.submit(Signal.TRACES, spans_body(1), 1)
+    sender.pump(BUDGET_S)
+    connection = sender._routes[Signal.TRACES].connection
+    pools, waiting = connection._manager.pools, connection._pool.pool
+    locked, forked = threading.Event(), threading.Event()
+
+    def hold():
+        with pools.lock, waiting.mutex:
+            locked.set()
+            forked.wait()
+
+    def in_the_child():
+        signal.alarm(5)  # instead of hanging
+        sender.reset_after_fork()
+        urllib3.connectionpool._close_pool_connections(waiting)  # as at the interpreter's end
+        sender.submit(Signal.TRACES, spans_body(1, first=7), 1)
+        return sender.flush(BUDGET_S) and sender.stats.sent_records == 1
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    locked.wait()
+    try:
+        assert in_a_fork(in_the_child)
+    finally:
+        forked.set()
+        holder.join()
+
+
+def test_a_child_lets_go_of_its_parents_connections(sender, spans_body):
+    """Else the endpoint would not see the parent hang up."""
+    sender.submit(Signal.TRACES, spans_body(1), 1)
+    sender.pump(BUDGET_S)
+    (connected,) = sender._routes[Signal.TRACES].connection._sockets
+    descriptor = connected.fileno()
+
+    def in_the_child():
+        sender.reset_after_fork()
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            return True
+        return False
+
+    assert in_a_fork(in_the_child)
+    assert connected.fileno() == descriptor
 
 
 def test_posts_are_hidden_from_instrumentations(sender, receiver, spans_body, monkeypatch):
