@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_EXCEPTIONS = 16
 _MAX_PHASE_NAMES = 256
+_MAX_NAME_CHARACTERS = 100
 
 
 @dataclass(slots=True)
@@ -92,12 +93,18 @@ class Recorder:
             )
             return len(self.groups) - 1
 
-    def phase_index(self, name: str) -> int:
-        """Index of a user's phase name in ``phase_names``; -1 when there are too many."""
+    def phase_index(self, name: object) -> int:
+        """Index of a user's phase name in ``phase_names``; -1 when there are too many.
+
+        What is no name, or none that can be sent, is made one: see ``_clean_name``.
+        """
+        name = _clean_name(name)
         try:
             return self.phase_names.index(name)
         except ValueError:
             with self._lock:
+                if name in self.phase_names:  # another thread was faster
+                    return self.phase_names.index(name)
                 if len(self.phase_names) >= _MAX_PHASE_NAMES:
                     self.faults.report("phase_names_full")
                     return -1
@@ -113,3 +120,13 @@ class Recorder:
             self.exceptions.append(exception)
             index = len(self.exceptions) - 1
         self.ring.append(events.EXCEPTION, monotonic_ns(), 0, index, 0, 0, 0)
+
+
+def _clean_name(name: object) -> str:
+    """Text that every exporter can encode, whatever the user has called a phase."""
+    try:
+        text = str(name)[:_MAX_NAME_CHARACTERS]
+    except Exception:  # noqa: BLE001 - the user's own __str__
+        text = type(name).__name__[:_MAX_NAME_CHARACTERS]
+    # A lone surrogate is no character, and UTF-8 has no bytes for it.
+    return text.encode("utf-8", "replace").decode("utf-8") or "phase"

@@ -87,6 +87,45 @@ def test_phase_names_are_bounded(recorder):
     assert recorder.faults.counts["phase_names_full"] == 300 - 256
 
 
+class Mute:
+    """Cannot say what it is."""
+
+    def __str__(self):
+        raise ValueError
+
+
+class Enumerated(str):
+    """A name that prints as something else."""
+
+    __slots__ = ()
+
+    def __str__(self):
+        return "kind.rollout"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("rollout", "rollout"),
+        (7, "7"),
+        (None, "None"),
+        (["a"], "['a']"),
+        ("", "phase"),
+        ("x" * 5000, "x" * 100),
+        ("bad \udcff name", "bad ? name"),
+        (Mute(), "Mute"),
+        (Enumerated("rollout"), "kind.rollout"),
+    ],
+)
+def test_whatever_a_phase_is_called_its_name_can_be_sent(recorder, name, kept):
+    """One that cannot would take the whole step with it."""
+    index = recorder.phase_index(name)
+
+    assert recorder.phase_names[index] == kept
+    assert type(recorder.phase_names[index]) is str
+    assert recorder.phase_index(name) == index
+
+
 def test_exceptions_are_bounded(recorder):
     """Threads that die by the hundred."""
     for _ in range(20):
