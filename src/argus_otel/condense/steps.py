@@ -134,7 +134,9 @@ def condense_steps(
     waits = batch[kind == events.WAIT]
     wait_step = step_E[kind == events.WAIT]
     phases = _phases(batch, step_E, rows, row_step, inside, start_ns, previous_end_ns)
-    collectives = _collectives(batch, step_E, kind, phases, _ddp_backward_windows(rows))
+    collectives = _collectives(
+        batch, step_E, kind, phases, _ddp_backward_windows(rows), group_blocks_host
+    )
     wait_ns = _wait_ns(rows, row_step, waits, wait_step, collectives, start_ns, s)
     known = _waits_are_known(rows, waits, wait_step, batch, kind, collectives, group_blocks_host, s)
     known &= (marks["t1"] & events.DEVICE) == 0
@@ -307,6 +309,7 @@ def _collectives(
     kind: NDArray[np.int64],
     phases: PhaseRows,
     ddp_backwards: NDArray[np.void],
+    group_blocks_host: NDArray[np.bool_],
 ) -> CollectiveRows:
     position = np.flatnonzero(kind == events.COLLECTIVE)
     rows = batch[position]
@@ -341,6 +344,11 @@ def _collectives(
             waited_ns = np.minimum(waited_ns, np.where(inside, over_ns, _FAR))
         known = (found_ns < _FAR) | (end_ns != events.NONE)
         end_ns = np.where(known, np.minimum(found_ns, waited_ns), end_ns)
+
+    # Where a wait does not block the host (NCCL), it is over when the device has been told to
+    # wait, and a callback runs when the operation has been enqueued: neither is its end.
+    if rows.size:
+        end_ns = np.where(group_blocks_host[group], end_ns, events.NONE)
 
     phase = np.full(rows.size, -1)
     built_in = phases.name < len(PHASES)

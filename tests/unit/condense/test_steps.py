@@ -7,6 +7,7 @@ import pytest
 from argus_otel._runtime.faults import FaultLog
 from argus_otel.wire import events
 from argus_otel.wire.digest import PHASES
+from argus_otel.wire.identity import Group
 
 BACKWARD = PHASES.index("backward")
 
@@ -189,6 +190,21 @@ def test_a_callback_that_came_late_ends_nothing_after_the_wait_for_it(job):
     job.optimizer(1022, 1023).end(1023, flags=events.ENDS_CAPTURED)
 
     assert durations_ms(job.digests()[0]) == [2, 8]
+
+
+def test_waits_and_callbacks_of_a_group_on_a_device_end_nothing(make_job):
+    """NCCL's wait is over once the device knows of it; its callback, once it is enqueued."""
+    nccl = Group(key=1, description="default_pg", ranks=(0, 1), era=0, blocks_host=False)
+    job = make_job(groups=[nccl])
+    job.forward(1000, 1010).collective(1002, op_id=1).wait(1002, 1003)
+    job.collective(1012, is_async=True, op_id=2).event(events.END, 1013, 0, a=0, d=2)
+    job.backward(1010, 1020, events.DDP_WAITS).optimizer(1022, 1023)
+    job.end(1023, flags=events.ENDS_CAPTURED)
+
+    (digest,) = job.digests()
+
+    assert durations_ms(digest) == [None, None]
+    assert digest.busy_s is None
 
 
 def test_collections_between_steps_are_not_the_steps(job):
