@@ -82,6 +82,7 @@ class Settings:
         "Bytes waiting to be sent; beyond that the oldest are dropped and counted.",
         unit="By",
         least=1 << 20,
+        most=1 << 30,
     )
     interval_s: float = _setting(
         0.8,
@@ -101,9 +102,9 @@ class Settings:
     cache_dir: str = _setting("", "Where `argus stack` keeps the built Collector and Jaeger.")
 
 
-# Read by others under our prefix: the launcher's marks and values of the collector-config files.
-OTHER_NAMES: Final = frozenset({"ARGUS_DECISION_WAIT", "ARGUS_LOCAL_ENDPOINT", "ARGUS_LAUNCHED"})
-OTHER_PREFIXES: Final = ("ARGUS_COLLECTOR_", "ARGUS_JAEGER_", "ARGUS_GATEWAY_", "ARGUS_TEMPO_")
+# Read by others under our prefix: the launcher's mark and values of the collector-config files.
+OTHER_NAMES: Final = frozenset({"ARGUS_LAUNCHED"})
+OTHER_PREFIXES: Final = ("ARGUS_COLLECTOR_", "ARGUS_JAEGER_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

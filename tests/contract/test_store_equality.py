@@ -128,7 +128,7 @@ def test_a_collector_may_stand_in_front_of_the_embedded_store(binaries, tmp_path
             config="gateway",
             decision_wait_s=1,
             jaeger=False,
-            env={"ARGUS_BACKEND_OTLP_HTTP": receiver.endpoint},
+            env={"ARGUS_COLLECTOR_BACKEND_OTLP_HTTP": receiver.endpoint},
             binaries=binaries,
         ) as collector,
         httpx.Client(trust_env=False, timeout=60) as client,

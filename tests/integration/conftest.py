@@ -51,7 +51,7 @@ def stack(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Stack
     with running_stack(
         config="gateway",
         decision_wait_s=DECISION_WAIT_S,
-        env={"ARGUS_SPANMETRICS_FLUSH": "1s"},
+        env={"ARGUS_COLLECTOR_SPANMETRICS_FLUSH": "1s"},
         directory=tmp_path_factory.mktemp("stack"),
         binaries=binaries,
     ) as running:

@@ -70,7 +70,7 @@ def test_the_agents_queue_survives_its_own_crash_while_the_gateway_is_down(binar
         running_stack(
             config="agent",
             jaeger=False,
-            env={"ARGUS_GATEWAY_OTLP_HTTP": gateway.otlp_http_url},
+            env={"ARGUS_COLLECTOR_GATEWAY_OTLP_HTTP": gateway.otlp_http_url},
             directory=tmp_path / "agent",
             binaries=binaries,
         ) as agent,

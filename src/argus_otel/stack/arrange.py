@@ -44,17 +44,17 @@ def arrange(
         return f"{HOST}:{ports[port_name]}"
 
     collector_env = {
-        "ARGUS_OTLP_GRPC_ENDPOINT": address("otlp_grpc"),
-        "ARGUS_OTLP_HTTP_ENDPOINT": address("otlp_http"),
-        "ARGUS_HEALTH_ENDPOINT": address("health"),
-        "ARGUS_PROMETHEUS_ENDPOINT": address("prometheus"),
-        "ARGUS_TELEMETRY_HOST": HOST,
-        "ARGUS_TELEMETRY_PORT": str(ports["telemetry"]),
-        "ARGUS_QUEUE_DIR": str(directory / "queue"),
+        "ARGUS_COLLECTOR_OTLP_GRPC_ENDPOINT": address("otlp_grpc"),
+        "ARGUS_COLLECTOR_OTLP_HTTP_ENDPOINT": address("otlp_http"),
+        "ARGUS_COLLECTOR_HEALTH_ENDPOINT": address("health"),
+        "ARGUS_COLLECTOR_PROMETHEUS_ENDPOINT": address("prometheus"),
+        "ARGUS_COLLECTOR_TELEMETRY_HOST": HOST,
+        "ARGUS_COLLECTOR_TELEMETRY_PORT": str(ports["telemetry"]),
+        "ARGUS_COLLECTOR_QUEUE_DIR": str(directory / "queue"),
     }
     jaeger_part = None
     if jaeger:
-        collector_env["ARGUS_BACKEND_OTLP_HTTP"] = f"http://{address('jaeger_otlp_http')}"
+        collector_env["ARGUS_COLLECTOR_BACKEND_OTLP_HTTP"] = f"http://{address('jaeger_otlp_http')}"
         jaeger_env = {
             "OTEL_TRACES_SAMPLER": "always_off",  # else Jaeger's own traces are among the user's
             "ARGUS_JAEGER_OTLP_GRPC_ENDPOINT": address("jaeger_otlp_grpc"),
@@ -76,7 +76,7 @@ def arrange(
             health_url=f"http://{address('jaeger_health')}/status",
         )
     if decision_wait_s is not None:
-        collector_env["ARGUS_DECISION_WAIT"] = f"{round(decision_wait_s * 1000)}ms"
+        collector_env["ARGUS_COLLECTOR_DECISION_WAIT"] = f"{round(decision_wait_s * 1000)}ms"
     options = [option for file in files for option in ("--config", str(file))]
     return Stack(
         config=config if isinstance(config, str) else ", ".join(map(str, files)),

@@ -37,7 +37,7 @@ def running_stack(
             of ``gateway.yaml`` for their addresses and have its ``health_check``.
         decision_wait_s: The tail sampler's wait; the configuration's default otherwise.
         jaeger: False starts the Collector alone; its backend is then what ``env`` says in
-            ``ARGUS_BACKEND_OTLP_HTTP`` or ``ARGUS_GATEWAY_OTLP_HTTP``.
+            ``ARGUS_COLLECTOR_BACKEND_OTLP_HTTP`` or ``ARGUS_COLLECTOR_GATEWAY_OTLP_HTTP``.
         env: More variables for both processes.
         directory: For logs and the agent's queue; temporary, and removed, by default.
         binaries: Executables to use; built when absent.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from argus_otel.settings import Settings, load
+
+CONFIGURATIONS = Path(__file__).parents[3] / "collector-config"
 
 
 def test_without_anything_the_defaults_hold():
@@ -52,6 +56,11 @@ def test_an_empty_variable_counts_as_unset():
     [
         ("ARGUS_RING_EVENTS", "64k", "a whole number, 1024 or more, at most 16777216"),
         ("ARGUS_RING_EVENTS", "10", "a whole number, 1024 or more"),
+        (
+            "ARGUS_QUEUE_BYTES",
+            "1000000000000",
+            "a whole number, 1048576 or more, at most 1073741824",
+        ),
         ("ARGUS_BASELINE_RATIO", "2", "a number, 0 or more, at most 1 (unit 1)"),
         ("ARGUS_BASELINE_RATIO", "nan", "a number, 0 or more"),
         ("ARGUS_STRICT", "maybe", "1 or 0"),
@@ -75,12 +84,26 @@ def test_a_misspelt_setting_names_the_nearest():
     assert "Did you mean ARGUS_BASELINE_RATIO?" in str(problem)
 
 
-@pytest.mark.parametrize(
-    "name", ["ARGUS_LAUNCHED", "ARGUS_DECISION_WAIT", "ARGUS_COLLECTOR_MEMORY", "ARGUS_TEMPO_URL"]
-)
+def variables_of_the_configurations():
+    """Every ``${env:ARGUS_…}`` of the files that are given to a Collector or to Jaeger."""
+    files = sorted(CONFIGURATIONS.rglob("*.yaml"))
+    return sorted({n for f in files for n in re.findall(r"\$\{env:(ARGUS_\w+)", f.read_text())})
+
+
+@pytest.mark.parametrize("name", ["ARGUS_LAUNCHED", *variables_of_the_configurations()])
 def test_variables_of_the_collectors_configuration_are_no_mistakes(name):
-    """They share the prefix."""
-    assert load({name: "x"}).problems == ()
+    """They share the prefix, and may be set for a whole host."""
+    loaded = load({name: "x"})
+
+    assert loaded.problems == ()
+    assert loaded.settings == Settings()
+
+
+def test_the_configurations_have_variables():
+    """Else the test above would say nothing."""
+    assert {"ARGUS_COLLECTOR_QUEUE_BYTES", "ARGUS_JAEGER_MAX_TRACES"} <= set(
+        variables_of_the_configurations()
+    )
 
 
 @pytest.mark.parametrize(
