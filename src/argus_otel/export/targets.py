@@ -22,7 +22,7 @@ from urllib3.util import make_headers
 from argus_otel._runtime.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _PREFIX: Final = "OTEL_EXPORTER_OTLP_"
 _DEFAULT_ENDPOINT: Final = "http://localhost:4318"
@@ -75,16 +75,19 @@ class Target:
         return context
 
 
-def targets_from_environment(environ: Mapping[str, str]) -> dict[Signal, Target]:
+def targets_from_environment(
+    environ: Mapping[str, str], signals: Iterable[Signal] = tuple(Signal)
+) -> dict[Signal, Target]:
     """The target of each signal, from the OTLP exporter variables.
 
     Args:
         environ: Usually ``os.environ``. An empty value counts as unset, as OpenTelemetry says.
+        signals: Those that are sent; the variables of others are not looked at.
 
     Raises:
         ConfigError: A value cannot be used. Header values are never in the message.
     """
-    return {signal: _target(environ, signal) for signal in Signal}
+    return {signal: _target(environ, signal) for signal in signals}
 
 
 def _target(environ: Mapping[str, str], signal: Signal) -> Target:

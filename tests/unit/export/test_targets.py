@@ -141,3 +141,12 @@ def test_proxy_variables_are_honoured(environ, proxy):
 def test_a_kind_of_proxy_that_is_not_spoken_is_named():
     with pytest.raises(ConfigError, match="socks5 proxy"):
         targets_from_environment({"ALL_PROXY": "socks5://proxy:1080"})
+
+
+def test_a_signal_that_is_not_sent_may_be_set_as_it_likes():
+    """Metrics over gRPC, by another exporter, are no reason to send no traces."""
+    environ = {"OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "grpc"}
+
+    assert list(targets_from_environment(environ, [Signal.TRACES])) == [Signal.TRACES]
+    with pytest.raises(ConfigError, match="METRICS_PROTOCOL"):
+        targets_from_environment(environ)
