@@ -40,6 +40,9 @@ storages and slow in all."""
 _AHEAD_NS: Final = 3600 * 10**9
 """Hosts whose clock is ahead of ours by up to an hour still show."""
 
+_OPERATIONS: Final = (names.SPAN_RANK_STEP, names.SPAN_RANK_START)
+"""What is searched for: a run has steps, or at least ranks that came up."""
+
 _MARGIN_NS: Final = 10**9
 _MAX_BY_ID: Final = 512
 """Up to so many traces are asked for one by one, by computed id; beyond, the run is searched."""
@@ -124,23 +127,31 @@ class JaegerStore:
 
     def _search(self, start_ns: int, end_ns: int) -> Iterator[Span]:
         for service in self._client.services():
-            operations = self._client.operations(service)
-            if operations is None or names.SPAN_RANK_STEP in operations:
-                for page in read_pages(self._client, service, start_ns, end_ns):
-                    yield from page
+            listed = self._client.operations(service)
+            for operation in _OPERATIONS:
+                if listed is None or operation in listed:
+                    for page in read_pages(self._client, service, operation, start_ns, end_ns):
+                        yield from page
+
+
+def _is_start(span: Span) -> bool:
+    return span.name == names.SPAN_RANK_START and span.scope == scopes.DIGEST
 
 
 def _is_needed(span: Span) -> bool:
-    return is_digest(span) or (span.scope == scopes.TIMELINE and span.name in KINDS)
+    if is_digest(span) or _is_start(span):
+        return True
+    return span.scope == scopes.TIMELINE and span.name in KINDS
 
 
 def _summary(spans: Sequence[Span]) -> RunSummary | None:
-    """What ``argus runs`` shows of a run; None where no digest of it can be read."""
+    """What ``argus runs`` shows of a run; None where it has no step and no start that can be read."""
     received = read_digests(spans).received
-    if not received:
+    said = [item.origin for item in received] + [span.origin for span in spans if _is_start(span)]
+    if not said:
         return None
-    first = received[0].origin
-    origins = merge_origins({}, (item.origin for item in received))
+    first = said[0]
+    origins = merge_origins({}, said)
     sizes = [origin.world_size or rank + 1 for rank, origin in origins.items()]
     return RunSummary(
         run=first.run or "",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from argus_otel._runtime.errors import StoreError
-from argus_otel.semconv import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,9 +24,9 @@ _MAX_LIMIT_IN_MIN_WINDOW: Final = 1_500
 
 
 def read_pages(
-    client: JaegerClient, service: str, start_ns: int, end_ns: int
+    client: JaegerClient, service: str, operation: str, start_ns: int, end_ns: int
 ) -> Iterator[list[Span]]:
-    """Yield spans of traces with a step in the window, newest window first.
+    """Yield spans of traces with such a span in the window, newest window first.
 
     A full page may have been cut, so its window is split and asked again; a trace whose ranks
     start on both sides of a split comes twice.
@@ -39,7 +38,7 @@ def read_pages(
     windows = [(start_ns, end_ns)]
     while windows:
         low_ns, high_ns = windows.pop()
-        spans, size_bytes = client.search(service, names.SPAN_RANK_STEP, low_ns, high_ns, limit)
+        spans, size_bytes = client.search(service, operation, low_ns, high_ns, limit)
         asked = limit
         if size_bytes > _LARGE_BYTES:
             limit = max(1, limit // 2)
@@ -48,13 +47,13 @@ def read_pages(
         if len({span.trace_id for span in spans}) < asked:
             yield spans
         elif high_ns - low_ns > _MIN_WINDOW_NS:
-            middle_ns = _middle(spans, low_ns, high_ns)
+            middle_ns = _middle(spans, operation, low_ns, high_ns)
             windows += [(low_ns, middle_ns), (middle_ns, high_ns)]
         else:
-            yield _small_window(client, service, low_ns, high_ns)
+            yield _small_window(client, service, operation, low_ns, high_ns)
 
 
-def _middle(spans: list[Span], low_ns: int, high_ns: int) -> int:
+def _middle(spans: list[Span], operation: str, low_ns: int, high_ns: int) -> int:
     """Where to split: amid what came, so that one half is surely smaller; else in the middle.
 
     Storages return the newest first, and most of a week is empty: halving the time alone would
@@ -63,7 +62,7 @@ def _middle(spans: list[Span], low_ns: int, high_ns: int) -> int:
     starts = sorted(
         span.start_ns
         for span in spans
-        if span.name == names.SPAN_RANK_STEP and low_ns < span.start_ns < high_ns
+        if span.name == operation and low_ns < span.start_ns < high_ns
     )
     if not starts:
         return (low_ns + high_ns) // 2
@@ -74,16 +73,18 @@ def _middle(spans: list[Span], low_ns: int, high_ns: int) -> int:
     return before_ns if before_ns > low_ns else min(middle_ns + _MIN_WINDOW_NS // 2, high_ns - 1)
 
 
-def _small_window(client: JaegerClient, service: str, low_ns: int, high_ns: int) -> list[Span]:
+def _small_window(
+    client: JaegerClient, service: str, operation: str, low_ns: int, high_ns: int
+) -> list[Span]:
     limit = _MAX_LIMIT
     while limit <= _MAX_LIMIT_IN_MIN_WINDOW:
-        spans, _ = client.search(service, names.SPAN_RANK_STEP, low_ns, high_ns, limit)
+        spans, _ = client.search(service, operation, low_ns, high_ns, limit)
         if len({span.trace_id for span in spans}) < limit:
             return spans
         limit *= 2
     raise StoreError(
         f"Jaeger at {client.url}",
-        got=f"holding more than {limit // 2} steps that start within a millisecond",
+        got=f"holding more than {limit // 2} traces whose {operation} starts within a millisecond",
         expected="fewer, so that a search can return all of them",
         fix="Read a shorter time with --since, or keep columns: `argus serve` in front of Jaeger.",
     )

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from datetime import datetime
 from urllib.parse import parse_qs, urlsplit
 
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from argus_otel._runtime.errors import StoreError
+from argus_otel.service import NO_VERDICT, judge
 from argus_otel.store.jaeger import JaegerStore
 from argus_otel.store.parquet import ParquetStore
 from argus_otel.store.spans import Span
@@ -30,6 +32,7 @@ class FakeJaeger:
         self.faults = []  # answered before anything else, once each
         self.asked = []
         self.max_traces = 20_000
+        self.operations = sorted({span.name for span in spans})
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         url = urlsplit(str(request.url))
@@ -46,7 +49,7 @@ class FakeJaeger:
             names = ["checkout", "training"]
             return self._json({"services": names} if "v3" in url.path else {"data": names})
         if url.path.endswith("/operations"):
-            names = ["rank.step"] if query["service"] == "training" else ["GET /"]
+            names = self.operations if query["service"] == "training" else ["GET /"]
             listed = [{"name": name} for name in names]
             return self._json({"operations": listed} if "v3" in url.path else {"data": listed})
         if url.path == "/api/v3/traces":
@@ -147,6 +150,53 @@ def opened(pauses):
         )
 
     return open_it
+
+
+def starts(job_spans, ranks=range(4)):
+    """What ranks say that joined their process group: in the trace of step 0."""
+    steps = [span for span in job_spans(steps=[0], ranks=ranks) if span.name == "rank.step"]
+    return [
+        replace(
+            span,
+            name="rank.start",
+            span_id=f"{span.origin.rank + 1:016x}",
+            end_ns=span.start_ns,
+            attributes={"dl.rank": span.origin.rank},
+        )
+        for span in steps
+    ]
+
+
+def test_a_run_without_steps_is_listed_and_judged_as_by_the_embedded_store(
+    tmp_path, job_spans, opened
+):
+    """A job that hangs before its first step is the one that somebody looks for."""
+    spans = starts(job_spans)
+    with ParquetWriter(tmp_path) as writer:
+        writer.write(spans)
+    parquet, store = ParquetStore(tmp_path), opened(FakeJaeger(spans))
+
+    (run,) = store.runs()
+
+    assert [run] == parquet.runs()
+    assert (run.ranks_seen, run.world_size, run.steps) == (4, 4, 0)
+    assert store.read(run).ranks.equals(parquet.read(run).ranks)
+    assert judge(store, "latest").exit_code == judge(parquet, "latest").exit_code == NO_VERDICT
+    assert store.spans(run).equals(parquet.spans(run))
+
+
+def test_a_rank_that_came_up_and_made_no_step_counts_as_seen(tmp_path, job_spans, opened):
+    """Beside ranks that did, whose trace two searches find."""
+    spans = starts(job_spans) + job_spans(ranks=range(3))
+    with ParquetWriter(tmp_path) as writer:
+        writer.write(spans)
+    parquet, store = ParquetStore(tmp_path), opened(FakeJaeger(spans))
+
+    (run,) = store.runs()
+
+    assert [run] == parquet.runs()
+    assert (run.ranks_seen, run.steps) == (4, 3)
+    assert store.read(run).steps.equals(parquet.read(run).steps)
 
 
 @pytest.mark.parametrize("ids", [str, _base64])
