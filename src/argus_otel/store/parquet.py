@@ -34,6 +34,13 @@ class ParquetStore:
         Raises:
             StoreError: There is no such folder.
         """
+        if folder.exists() and not folder.is_dir():
+            raise StoreError(
+                f"the store folder {folder}",
+                got="a file",
+                expected="a folder that `argus serve` or `argus run --local` has written",
+                fix="Give the folder with --store, not a file in it.",
+            )
         if not folder.is_dir():
             raise StoreError(
                 f"the store folder {folder}",

@@ -452,3 +452,12 @@ def test_a_folder_that_is_not_there_is_an_error_that_says_how_to_start(tmp_path)
     """The first thing that a new user meets."""
     with pytest.raises(StoreError, match="argus serve"):
         ParquetStore(tmp_path / "nowhere")
+
+
+def test_a_file_for_a_store_is_said_to_be_one(tmp_path):
+    """Not that it is not there."""
+    file = tmp_path / "steps.parquet"
+    file.touch()
+
+    with pytest.raises(StoreError, match="is a file; expected a folder"):
+        ParquetStore(file)
