@@ -131,8 +131,11 @@ class Condenser:
                     self._lose(error, whole)
             if ends.size:
                 last = part[ends[-1]]
+                latest_ns = int(part["t0"][ends].max())
+                if self._before is not None:
+                    latest_ns = max(latest_ns, self._before.end_ns)
                 self._before = Boundary(
-                    end_ns=int(last["t0"]), cpu_ns=int(last["c"]), run_delay_ns=int(last["d"])
+                    end_ns=latest_ns, cpu_ns=int(last["c"]), run_delay_ns=int(last["d"])
                 )
                 begin += int(ends[-1]) + 1
             if cut < batch.size:

@@ -109,16 +109,20 @@ def condense_steps(
     marks = batch[last_E]
     s = last_E.size
     step_E = np.searchsorted(last_E, np.arange(batch.size))
-    end_ns, previous_end_ns = marks["t0"], _shifted(marks["t0"], before.end_ns)
+    # Never backwards, whatever clock or thread a boundary was read on.
+    end_ns = np.maximum(np.maximum.accumulate(marks["t0"]), before.end_ns)
+    previous_end_ns = _shifted(end_ns, before.end_ns)
 
     phase_kinds = np.isin(kind, (events.DATA, events.FORWARD, events.BACKWARD, events.OPTIMIZER))
     phase_E = np.flatnonzero(phase_kinds)
     rows, row_step = batch[phase_E], step_E[phase_E]
-    start_ns, cpu0, delay0 = _starts(rows, row_step, previous_end_ns, marks, before)
+    # What began before the last boundary, or after the next, cannot be where a step begins.
+    may_start = (rows["t0"] >= previous_end_ns[row_step]) & (rows["t0"] <= end_ns[row_step])
+    start_ns, cpu0, delay0 = _starts(rows, row_step, may_start, previous_end_ns, marks, before)
 
     inside = rows["t0"] >= start_ns[row_step]
     data = inside & (rows["kind"] == events.DATA)
-    data_wait_ns = _sums(row_step[data], (rows["t1"] - rows["t0"])[data], s)
+    data_wait_ns = _sums(row_step[data], (rows["t1"] - rows["t0"])[data].clip(0), s)
     # What input costs in CPU and run delay is input's, and not this rank's own work.
     data_cpu_ns = _sums(row_step[data], _spent(rows["c"], rows["a"])[data].clip(0), s)
     data_delay_ns = _sums(row_step[data], _spent(rows["d"], rows["b"])[data].clip(0), s)
@@ -127,7 +131,7 @@ def condense_steps(
     pause_step = step_E[kind == events.GC]
     in_step = pauses["t0"] >= start_ns[pause_step]
     pauses, pause_step = pauses[in_step], pause_step[in_step]
-    pause_ns = pauses["t1"] - pauses["t0"]
+    pause_ns = (pauses["t1"] - pauses["t0"]).clip(0)
     longest_gc_ns = np.zeros(s, dtype=np.int64)
     np.maximum.at(longest_gc_ns, pause_step, pause_ns)
 
@@ -184,6 +188,7 @@ def _less(spent_S: NDArray[np.int64], part_S: NDArray[np.int64]) -> NDArray[np.i
 def _starts(
     rows: NDArray[np.void],
     row_step: NDArray[np.int64],
+    may_start: NDArray[np.bool_],
     previous_end_ns: NDArray[np.int64],
     marks: NDArray[np.void],
     before: Boundary,
@@ -191,11 +196,15 @@ def _starts(
     """Where each step begins, with the thread's CPU time and run delay there; shape [S] each."""
     s = marks.size
     no_grad = (rows["kind"] == events.FORWARD) & (rows["c"] & events.NO_GRAD != 0)
-    forward = (rows["kind"] == events.FORWARD) & ~no_grad
-    data = rows["kind"] == events.DATA
-    work = ~data & ~no_grad
-    first_work_ns = np.full(s, _FAR)
-    np.minimum.at(first_work_ns, row_step[work], rows["t0"][work])
+    forward = may_start & (rows["kind"] == events.FORWARD) & ~no_grad
+    data = may_start & (rows["kind"] == events.DATA)
+    passes = forward | (may_start & (rows["kind"] == events.BACKWARD))
+    first_pass_ns = _earliest(rows, row_step, passes, s)
+    # An optimizer that is done before the first pass belongs to the step before, which another
+    # optimizer has ended; one that contains passes (LBFGS) is this step's work.
+    optimizer = may_start & (rows["kind"] == events.OPTIMIZER)
+    trailing = (rows["t1"] <= first_pass_ns[row_step]) & (first_pass_ns[row_step] < _FAR)
+    first_work_ns = _earliest(rows, row_step, passes | (optimizer & ~trailing), s)
     first_forward = _first_position(row_step, forward, s)
 
     # The last batch that was waited for before the work began, unless an evaluation came between.
@@ -219,6 +228,15 @@ def _starts(
         np.where(known, rows["a"][position], cpu0),
         np.where(known, rows["b"][position], delay0),
     )
+
+
+def _earliest(
+    rows: NDArray[np.void], row_step: NDArray[np.int64], chosen: NDArray[np.bool_], size: int
+) -> NDArray[np.int64]:
+    """When the first of some rows began in each step; ``_FAR`` where there is none."""
+    first_ns = np.full(size, _FAR)
+    np.minimum.at(first_ns, row_step[chosen], rows["t0"][chosen])
+    return first_ns
 
 
 def _first_position(
@@ -268,12 +286,13 @@ def _phases(
     ends.append(start_ns[gap_S])
 
     step, begin = np.concatenate(steps), np.concatenate(starts)
+    end = np.maximum(np.concatenate(ends), begin)
     order = np.lexsort((begin, step))
     return PhaseRows(
         step=step[order],
         name=np.concatenate(codes)[order],
         start_ns=begin[order],
-        end_ns=np.concatenate(ends)[order],
+        end_ns=end[order],
     )
 
 
@@ -389,7 +408,7 @@ def _wait_ns(
 ) -> NDArray[np.int64]:
     """Time inside each step that others made this rank wait for; shape [S]."""
     in_step = waits["t0"] >= start_ns[wait_step]
-    total = _sums(wait_step[in_step], (waits["t1"] - waits["t0"])[in_step], s)
+    total = _sums(wait_step[in_step], (waits["t1"] - waits["t0"])[in_step].clip(0), s)
     # DDP's reducer waits in C++ at the end of the backward, from the last bucket on.
     ddp = (rows["kind"] == events.BACKWARD) & (rows["c"] & events.DDP_WAITS != 0)
     if ddp.any() and collectives.arrival_ns.size:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from argus_otel._runtime.faults import FaultLog
 from argus_otel.wire import events
 from argus_otel.wire.digest import PHASES
 from argus_otel.wire.identity import Group
 
+MS = 1_000_000
+START_MS = 1_000
 BACKWARD = PHASES.index("backward")
 
 
@@ -68,6 +72,86 @@ def test_evaluation_and_its_waits_are_between_steps(job):
     assert [name for name, _, _ in phases_ms(digest)] == [
         "between", "data.wait", "forward", "backward", "optimizer.step",
     ]  # fmt: skip
+
+
+def test_an_optimizer_that_follows_the_boundary_is_no_beginning(job):
+    """Muon has ended the step, AdamW steps after it; the wait for the batch is the next step's."""
+    job.forward(1000, 1010).backward(1010, 1020).optimizer(1020, 1022).end(1022)
+    job.optimizer(1022, 1025).data(1026, 1036).backward(1040, 1060).optimizer(1060, 1062).end(1062)
+
+    digest = job.digests()[1]
+
+    assert (ms(digest.between_s), ms(digest.step_s), ms(digest.data_wait_s)) == (4, 36, 10)
+    assert [name for name, _, _ in phases_ms(digest)] == [
+        "between", "data.wait", "forward", "backward", "optimizer.step",
+    ]  # fmt: skip
+
+
+def test_passes_inside_an_optimizer_begin_after_the_wait_for_their_batch(job):
+    """LBFGS calls its closure several times."""
+    job.data(1002, 1006)
+    job.backward(1010, 1012, events.NESTED).backward(1014, 1016, events.NESTED)
+    job.optimizer(1008, 1020).end(1020)
+
+    (digest,) = job.digests()
+
+    assert phases_ms(digest) == [("between", -2, 2), ("data.wait", 0, 4), ("optimizer.step", 6, 12)]
+
+
+@pytest.mark.parametrize("kind", [events.FORWARD, events.DATA])
+def test_what_began_before_the_boundary_is_no_beginning(job, kind):
+    """A boundary inside a pass (a step that was set by hand in a callback): never negative."""
+    job.forward(1000, 1010).backward(1010, 1020).end(1030)
+    job.event(kind, 1025, 1035).backward(1040, 1050).end(1060)
+
+    digest = job.digests()[1]
+
+    assert (ms(digest.between_s), ms(digest.step_s)) == (0, 30)
+    assert "between" not in [name for name, _, _ in phases_ms(digest)]
+
+
+marks = st.tuples(
+    st.sampled_from(
+        [
+            events.DATA, events.FORWARD, events.BACKWARD, events.OPTIMIZER, events.WAIT,
+            events.GC, events.PHASE, events.COLLECTIVE, events.STEP_END,
+        ]
+    ),
+    st.integers(900, 1100),
+    st.integers(900, 1100),
+    st.integers(0, 7),
+)  # fmt: skip
+
+
+@given(st.lists(marks, max_size=40), st.sampled_from([1, 3, 40]))
+def test_in_whatever_order_events_come_no_time_is_negative(make_job, rows, at_once):
+    """Threads record at their own pace, and a boundary can fall anywhere."""
+    job = make_job(phase_names=["rollout"])
+    parts = job.take()
+    for n, (kind, t0, t1, flags) in enumerate(rows):
+        if kind == events.STEP_END:
+            job.end(t0)
+        elif kind == events.COLLECTIVE:
+            job.collective(t0, is_async=flags > 3)
+        else:
+            job.event(kind, t0, t1, 0, events.NONE, flags if kind != events.PHASE else 0)
+        if n % at_once == 0:
+            parts += job.take()
+    parts += job.take()
+
+    ends = [START_MS * MS]
+    for digest in (digest for part in parts for digest in part.digests):
+        assert digest.between_s >= 0
+        assert ends[-1] <= digest.start_ns <= digest.end_ns
+        assert digest.between_s == pytest.approx((digest.start_ns - ends[-1]) * 1e-9)
+        ends.append(digest.end_ns)
+        assert digest.data_wait_s >= 0
+        assert digest.gc_s >= 0
+        assert digest.busy_s is None or 0 <= digest.busy_s <= digest.step_s
+        assert (digest.phases.duration_us >= 0).all()
+        assert (digest.sync.duration_us >= -1).all()
+    assert all((row.end_ns >= row.start_ns).all() for part in parts for row in part.rows)
+    assert len(ends) - 1 == sum(kind == events.STEP_END for kind, *_ in rows)
 
 
 def test_without_a_loader_the_step_begins_at_its_first_forward(job):
