@@ -61,6 +61,29 @@ _HOOK_COST_NS[[events.FORWARD, events.BACKWARD, events.DATA]] = 3000
 _HOOK_COST_NS[events.STEP_END] = 15000
 
 
+_LOSSES: Final = (
+    "ring_overflow",
+    "step_too_large",
+    "condense",
+    "encode",
+    "worker",
+    "phase_names_full",
+    "exceptions_full",
+    "user_spans_full",
+    "group_info_too_long",
+    "collective_hook",
+    "forward_hook",
+    "backward_hook",
+    "optimizer_hook",
+    "scaler_hook",
+    "data_hook",
+    "exception_hook",
+    "user_phase",
+)
+"""Faults that cost a record each. Others (a nonce that was not shared, a signal's hook that could
+not be set) take nothing away from what is told, and are no drops."""
+
+
 class Worker:
     """Owns the recorder, the sender and the thread between them.
 
@@ -341,8 +364,10 @@ class Worker:
 
     def _drops(self) -> dict[str, int]:
         drops = dict(self._sender.stats.drops)
-        for cause, count in self._faults.counts.items():
-            drops[cause] = drops.get(cause, 0) + count
+        counts = self._faults.counts
+        for cause in _LOSSES:  # not over ``counts``: hooks add to it on other threads
+            if count := counts.get(cause, 0):
+                drops[cause] = drops.get(cause, 0) + count
         return drops
 
     @property

@@ -6,7 +6,7 @@ keeps the cost of a step at some tens of microseconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -110,6 +110,8 @@ class Condenser:
         """
         if lost:
             # What came before the gap is half a step: its counts and sums would be wrong.
+            if self._pending.size:
+                self._faults.report("ring_overflow", records=self._pending.size)
             self._pending = self._pending[:0]
             self._truncated = True
             self._resume_after_loss(drained)
@@ -127,6 +129,8 @@ class Condenser:
                 whole = part[: ends[-1] + 1]
                 try:
                     condensed.append(self._condense(whole, self._before, wall_offset_ns, costs))
+                    # Told once, however many parts there are.
+                    costs = replace(costs, self_cpu_s=0.0, drops=0)
                 except Exception as error:  # noqa: BLE001 - these steps are lost, not all later ones
                     self._lose(error, whole)
             if ends.size:

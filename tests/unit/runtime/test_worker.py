@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from argus_otel import worker as worker_module
@@ -150,3 +152,40 @@ def test_events_are_counted_even_where_taking_them_fails_as_a_whole(worker, monk
 
     assert worker._drops()["condense"] == 2
     assert worker._condenser.held_events == 0
+
+
+def test_a_fault_that_costs_no_record_is_no_drop(worker, receiver):
+    """A hook that could not be set, a nonce that was not shared."""
+    for cause in ("nonce_not_shared", "sigterm_hook", "torch_without_collective_hooks"):
+        worker._faults.report(cause)
+    step(worker, 0)
+    assert worker.flush(30)
+
+    assert worker._drops() == {}
+    assert "argus.drops" not in attributes(receiver)[0]
+
+
+def test_drops_and_costs_are_told_once_where_an_identity_cuts_a_round(worker, receiver):
+    """Two worlds in half a second, one digest with the count."""
+    worker._faults.report("collective_hook", records=5)
+    step(worker, 0)
+    worker.recorder.set_identity(replace(IDENTITY, nonce=b"87654321"))
+    step(worker, 0)
+    assert worker.flush(30)
+
+    told = attributes(receiver)
+    assert [got.get("argus.drops") for got in told] == [5, None]
+    assert [got["argus.self.cpu"] > 0 for got in told] == [True, False]
+
+
+def test_the_half_step_that_an_overflow_leaves_behind_is_counted(worker):
+    """What was held of it is thrown away with what the ring lost."""
+    for _ in range(10):
+        worker.recorder.append(events.GC, 0, MS, 2, 1, 0, 0)
+    worker.flush(0)
+    for _ in range(3000):
+        worker.recorder.append(events.GC, 0, MS, 2, 1, 0, 0)
+    worker.flush(0)
+
+    held = worker._condenser.held_events
+    assert worker._drops()["ring_overflow"] == 3010 - held
