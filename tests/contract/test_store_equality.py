@@ -6,8 +6,10 @@ import time
 
 import httpx
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from argus_otel.semconv import names
+from argus_otel.service import NO_VERDICT, judge
 from argus_otel.stack import GoMissingError, build_stack, running_stack
 from argus_otel.store.opening import open_store
 from argus_otel.store.receiver import Receiver
@@ -118,6 +120,32 @@ def test_the_embedded_store_and_jaeger_give_the_same_tables(stack, tmp_path):
     seen = jaeger.spans(jaeger_run, window)
     assert seen.equals(embedded.spans(embedded_run, window))
     assert seen.num_rows == RANKS + 2  # the root, and the pause
+
+
+def test_a_run_without_steps_is_in_jaeger_as_in_the_embedded_store(stack, tmp_path):
+    """Only that its ranks came up is known."""
+    now_ns = time.time_ns()
+    embedded, jaeger = tmp_path / "store", open_store(f"jaeger+{stack.jaeger_query_url}")
+    with (
+        Receiver(ParquetWriter(embedded), gather_s=0) as receiver,
+        httpx.Client(trust_env=False, timeout=60) as client,
+    ):
+        for rank in range(RANKS):
+            resource = resource_of(rank, world_size=RANKS)
+            request = ExportTraceServiceRequest()
+            scope = add_scope(request, resource, scopes.DIGEST)
+            trace_id, span_id = trace_of(0, rank, resource), bytes([rank + 1]) * 8
+            attributes = {names.DL_RANK: rank}
+            times = (now_ns, now_ns + 1000)  # Jaeger makes an empty one a nanosecond long
+            add_span(scope, "rank.start", trace_id, span_id, times, attributes=attributes)
+            for endpoint in (receiver.endpoint, stack.otlp_http_url):
+                post(client, endpoint, request.SerializeToString())
+    deadline = time.monotonic() + WITHIN_S
+    while not (runs := jaeger.runs()) or runs[0].ranks_seen < RANKS:
+        assert time.monotonic() < deadline, "Jaeger did not show the run in time"
+
+    assert runs == open_store(str(embedded)).runs()
+    assert judge(jaeger, "latest").exit_code == NO_VERDICT
 
 
 def test_a_collector_may_stand_in_front_of_the_embedded_store(binaries, tmp_path):

@@ -147,7 +147,8 @@ def _is_needed(span: Span) -> bool:
 def _summary(spans: Sequence[Span]) -> RunSummary | None:
     """What ``argus runs`` shows of a run; None where it has no step and no start that can be read."""
     received = read_digests(spans).received
-    said = [item.origin for item in received] + [span.origin for span in spans if _is_start(span)]
+    starts = sorted((s.origin for s in spans if _is_start(s)), key=lambda origin: origin.rank or 0)
+    said = [item.origin for item in received] + starts
     if not said:
         return None
     first = said[0]
