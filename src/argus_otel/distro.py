@@ -32,7 +32,7 @@ from opentelemetry.sdk._configuration import _OTelSDKConfigurator
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-from argus_otel._runtime import active
+from argus_otel._runtime import active, bounded
 from argus_otel._runtime.errors import ConfigError
 from argus_otel._runtime.faults import FaultLog
 from argus_otel._runtime.process_kind import ProcessKind, process_kind
@@ -244,7 +244,7 @@ class Tracer:
         Raises:
             ConfigError: An ``OTEL_EXPORTER_OTLP_*`` variable cannot be used.
         """
-        from argus_otel.export import Sender, targets_from_environment
+        from argus_otel.export import Sender, Signal, targets_from_environment
         from argus_otel.instrument.install import Instrumentation
         from argus_otel.worker import Worker
 
@@ -252,12 +252,19 @@ class Tracer:
         self._faults = FaultLog()
         self._dormant = dormant
         self._pid = os.getpid()
+        metric_interval_s = _metric_interval_s(os.environ)
         self.worker: Worker = Worker(
             settings,
             self._faults,
-            Sender(targets_from_environment(os.environ), queue_limit_bytes=settings.queue_bytes),
+            Sender(
+                targets_from_environment(
+                    os.environ,
+                    signals=[Signal.TRACES] if metric_interval_s is None else list(Signal),
+                ),
+                queue_limit_bytes=settings.queue_bytes,
+            ),
             resource=_resource_attributes,
-            metric_interval_s=_metric_interval_s(os.environ),
+            metric_interval_s=metric_interval_s,
         )
         self.worker.on_start = self._arm_exits
         self._sigterm = SigtermFlush(self._flush_bounded)
@@ -341,6 +348,7 @@ class Tracer:
             Finalize(None, self._flush_at_exit, exitpriority=0)
         else:
             atexit.register(self._flush_at_exit)
+        bounded.prepare()
         try:
             self._sigterm.install()
         except (ValueError, OSError) as error:
@@ -350,7 +358,9 @@ class Tracer:
         if os.getpid() == self._pid and self.recorder.enabled:
             with contextlib.suppress(Exception):
                 self.instrumentation.steps.end_at_exit()
-            self._flush_bounded(self._settings.flush_timeout_s)
+            bound_s = self._settings.flush_timeout_s
+            # A resolver may hang for longer than any time-out of ours.
+            bounded.run_bounded(lambda: self._flush_bounded(bound_s), bound_s)
             if self.worker.steps_seen == 0 and self.instrumentation.collectives.hooked:
                 logger.warning(
                     "argus: no steps seen: no optimizer stepped and set_step() was not called"
