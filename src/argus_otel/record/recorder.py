@@ -7,6 +7,7 @@ with its steps.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ class Recorder:
     groups: list[Group] = field(default_factory=list)
     phase_names: list[str] = field(default_factory=list)
     exceptions: list[UncaughtException] = field(default_factory=list)
+    _members: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+    _twins: Counter[tuple[str, tuple[int, ...], int]] = field(default_factory=Counter)
     _started: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -80,13 +83,17 @@ class Recorder:
         """
         with self._lock:
             era = len(self.identities) - 1
-            key = (description, tuple(ranks), era)
-            twins = sum((g.description, g.ranks, g.era) == key for g in self.groups)
+            members = tuple(ranks)
+            # Thousands of groups of thousands of ranks often have the same few lists of members.
+            members = self._members.setdefault(members, members)
+            key = (description, members, era)
+            twins = self._twins[key]
+            self._twins[key] += 1
             self.groups.append(
                 Group(
-                    key=ids.group_key(description, ranks, twins),
+                    key=ids.group_key(description, members, twins),
                     description=description,
-                    ranks=tuple(ranks),
+                    ranks=members,
                     era=era,
                     blocks_host=blocks_host,
                 )

@@ -56,6 +56,16 @@ def test_equal_groups_have_keys_of_their_own_and_the_same_on_every_rank(recorder
     assert keys(recorder) == keys(other_rank)
 
 
+def test_equal_lists_of_members_are_kept_once(recorder):
+    """Ten thousand ranks in each of a hundred groups would be megabytes."""
+    for description in ("tp", "dp"):
+        recorder.add_group(description, list(range(100)), blocks_host=True)
+
+    tensor, data = recorder.groups
+    assert tensor.ranks is data.ranks
+    assert tensor.key != data.key
+
+
 def test_groups_of_a_new_world_count_from_the_start(recorder):
     """A rank that was restarted in place and one that was not must agree."""
     recorder.add_group("default_pg", [0, 1], blocks_host=True)
