@@ -18,7 +18,7 @@ from argus_otel.condense.steps import Boundary, condense_steps
 from argus_otel.condense.timeline import MAX_EXCEPTION_SPANS, Timeline, exception_span
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
-from argus_otel.wire.digest import encode_digests
+from argus_otel.wire.digest import MAX_ATTRIBUTE_CHARACTERS, encode_digests
 from argus_otel.wire.spans import Span, SpanRows
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ class Condenser:
         self._identity: Identity | None = None
         self._before: Boundary | None = None
         self._told_groups: set[int] = set()
+        self._blocks_host: NDArray[np.bool_] = np.empty(0, dtype=bool)
+        self._infos: dict[int, str | None] = {}
         self._truncated = False
         self.steps_seen = 0
 
@@ -219,9 +221,8 @@ class Condenser:
     ) -> Condensed:
         identity = self._identity
         assert identity is not None  # noqa: S101 - checked by the only caller
-        groups = list(self._tables.groups)
-        blocks = np.array([group.blocks_host for group in groups], dtype=bool)
-        columns, phases, collectives = condense_steps(batch, before, blocks)
+        groups = self._tables.groups  # only ever grows
+        columns, phases, collectives = condense_steps(batch, before, self._blocks(groups))
         self.steps_seen += columns.ordinal.size
         self._next_ordinal = int(columns.ordinal[-1]) + 1
         exceptions = _exceptions_by_step(batch)
@@ -288,6 +289,11 @@ class Condenser:
             wait_s=float(columns.wait_ns.sum()) * 1e-9,
         )
 
+    def _blocks(self, groups: Sequence[Group]) -> NDArray[np.bool_]:
+        if self._blocks_host.size < len(groups):
+            self._blocks_host = np.array([group.blocks_host for group in groups], dtype=bool)
+        return self._blocks_host
+
     def _decide_keeps(
         self, columns: StepColumns, exceptions: dict[int, list[tuple[int, int]]]
     ) -> list[str | None]:
@@ -316,8 +322,19 @@ class Condenser:
             if ordinal % _GROUP_INFO_EVERY:
                 used -= self._told_groups
             self._told_groups |= used
-            told.append(tuple(groups[index].info for index in sorted(used)))
+            infos = (self._info(index, groups) for index in sorted(used))
+            told.append(tuple(info for info in infos if info is not None))
         return told
+
+    def _info(self, index: int, groups: Sequence[Group]) -> str | None:
+        """What is told of a group; None where a store would cut it, and half would mislead."""
+        if index not in self._infos:
+            info: str | None = groups[index].info
+            if info is not None and len(info) > MAX_ATTRIBUTE_CHARACTERS:
+                self._faults.report("group_info_too_long")
+                info = None
+            self._infos[index] = info
+        return self._infos[index]
 
 
 def _exceptions_by_step(batch: NDArray[np.void]) -> dict[int, list[tuple[int, int]]]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from argus_otel.tables.schemas import GROUPS
+from argus_otel.wire.identity import parse_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_MAX_MEMBERS: Final = 1_000_000
-"""Above any job there is; a damaged range must not fill the memory."""
 
 
 def read_group(line: str) -> tuple[int, tuple[str, tuple[int, ...]]]:
@@ -30,25 +28,7 @@ def read_group(line: str) -> tuple[int, tuple[str, tuple[int, ...]]]:
     if not 0 <= number < 2**64:
         msg = f"group key {key[:40]!r} has more than 64 bits"
         raise ValueError(msg)
-    return number, (description, read_ranges(ranges))
-
-
-def read_ranges(text: str) -> tuple[int, ...]:
-    """Ranks of ``0-3,8,12-15``, in that order.
-
-    Raises:
-        ValueError: Not such a list, or more ranks than any job has.
-    """
-    ranks: list[int] = []
-    for part in filter(None, text.split(",")):
-        low, _, high = part.partition("-")
-        first = int(low)
-        last = int(high) if high else first
-        if not 0 <= first <= last <= _MAX_MEMBERS or len(ranks) + last - first > _MAX_MEMBERS:
-            msg = f"{part[:40]!r} is no range of ranks"
-            raise ValueError(msg)
-        ranks.extend(range(first, last + 1))
-    return tuple(ranks)
+    return number, (description, parse_ranks(ranges))
 
 
 def groups_table(

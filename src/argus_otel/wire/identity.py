@@ -7,6 +7,10 @@ from typing import Final
 
 DEFAULT_GROUP: Final = "default_pg"
 
+_LEAST_STRIDED: Final = 3
+_MAX_MEMBERS: Final = 1_000_000
+"""Above any job there is; a damaged range must not fill the memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
@@ -39,7 +43,11 @@ class Group:
 
     @property
     def info(self) -> str:
-        """``key|description|ranges`` as the digest carries it."""
+        """``key|description|ranges`` as the digest carries it.
+
+        Cost:
+            Walks all members; whoever needs it often keeps it.
+        """
         return f"{self.key:016x}|{self.description}|{format_ranks(self.ranks)}"
 
 
@@ -54,14 +62,27 @@ class UncaughtException:
 
 
 def format_ranks(ranks: tuple[int, ...]) -> str:
-    """Ranks as ranges: ``0-3,8,12-15``. Order is kept, so a reordered group stays one."""
+    """Ranks as ranges: ``0-3,8,12-15``, and with a stride ``0-9992/8``.
+
+    Order is kept, so a reordered group stays one.
+    """
     parts: list[str] = []
     start = 0
-    for index in range(1, len(ranks) + 1):
-        if index == len(ranks) or ranks[index] != ranks[index - 1] + 1:
-            first, last = ranks[start], ranks[index - 1]
-            parts.append(str(first) if first == last else f"{first}-{last}")
-            start = index
+    while start < len(ranks):
+        first = last = ranks[start]
+        end = start + 1
+        if end < len(ranks) and (stride := ranks[end] - first) > 0:
+            while end < len(ranks) and ranks[end] - last == stride:
+                last = ranks[end]
+                end += 1
+            # Two ranks apart are shorter as two, and the second may begin a range.
+            if stride > 1 and end - start < _LEAST_STRIDED:
+                end, last = start + 1, first
+        if last == first:
+            parts.append(str(first))
+        else:
+            parts.append(f"{first}-{last}" if stride == 1 else f"{first}-{last}/{stride}")
+        start = end
     return ",".join(parts)
 
 
@@ -69,10 +90,21 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     """Undo ``format_ranks``.
 
     Raises:
-        ValueError: The text is not a list of ranges.
+        ValueError: The text is not a list of ranges, or names more ranks than any job has.
     """
     ranks: list[int] = []
     for part in filter(None, text.split(",")):
-        first, dash, last = part.partition("-")
-        ranks.extend(range(int(first), int(last if dash else first) + 1))
+        low, dash, rest = part.partition("-")
+        high, slash, step = rest.partition("/")
+        first = int(low)
+        last = int(high) if dash else first
+        stride = int(step) if slash else 1
+        if not (0 <= first <= last <= _MAX_MEMBERS and 1 <= stride <= _MAX_MEMBERS):
+            msg = f"{part[:40]!r} is no range of ranks"
+            raise ValueError(msg)
+        named = range(first, last + 1, stride)
+        if len(ranks) + len(named) > _MAX_MEMBERS + 1:
+            msg = f"more than {_MAX_MEMBERS} ranks at {part[:40]!r}"
+            raise ValueError(msg)
+        ranks.extend(named)
     return tuple(ranks)

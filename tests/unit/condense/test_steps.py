@@ -360,3 +360,34 @@ def test_steps_that_cannot_be_condensed_cost_no_later_ones(make_job):
     (digest,) = job.digests()
     assert (digest.ordinal, digest.truncated, ms(digest.between_s)) == (1, True, 9)
     assert digest.group_info
+
+
+def test_a_group_that_is_too_long_to_tell_is_left_out_and_counted(make_job):
+    """Once; the others of the step are told."""
+    scattered = tuple(n * n for n in range(1000))
+    job = make_job(
+        groups=[
+            Group(key=n + 1, description="g", ranks=ranks, era=0, blocks_host=True)
+            for n, ranks in enumerate((scattered, tuple(range(0, 10_000, 8))))
+        ]
+    )
+    for at in (1000, 1100):
+        job.forward(at, at + 1).collective(at + 2).collective(at + 3, group=1).end(at + 4)
+
+    told = [digest.group_info for digest in job.digests()]
+
+    assert told == [("0000000000000002|g|0-9992/8",), ()]
+    assert job.faults.counts["group_info_too_long"] == 1
+
+
+def test_a_group_that_is_made_later_is_known_by_its_steps(make_job):
+    """Whether it blocks the host is looked up anew when there are more groups."""
+    job = make_job()
+    job.forward(1000, 1010).collective(1002).wait(1002, 1004).end(1011)
+    (first,) = job.digests()
+    job.groups.append(Group(key=5, description="nccl", ranks=(0, 1), era=0, blocks_host=False))
+    job.forward(1020, 1030).collective(1022, group=1).wait(1022, 1024).end(1031)
+    (second,) = job.digests()
+
+    assert (durations_ms(first), durations_ms(second)) == ([2], [None])
+    assert job.condenser._blocks(job.groups) is job.condenser._blocks(job.groups)

@@ -4,13 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argus_otel.store.groups import read_group, read_ranges
+from argus_otel.store.groups import read_group
 from argus_otel.store.seen import SeenSteps
-
-
-def test_ranges_and_single_ranks_are_read_in_order():
-    """Order matters: it is the group's own numbering."""
-    assert read_ranges("0-3,8,12-13,5") == (0, 1, 2, 3, 8, 12, 13, 5)
 
 
 def test_a_description_may_hold_the_separator():
@@ -23,7 +18,18 @@ def test_a_description_may_hold_the_separator():
 
 @pytest.mark.parametrize(
     "line",
-    ["", "zz|a|0", "1f", "1f|a", "1f|a|3-1", "1f|a|x", "1f|a|0-99999999999", "1" * 17 + "|a|0"],
+    [
+        "",
+        "zz|a|0",
+        "1f",
+        "1f|a",
+        "1f|a|3-1",
+        "1f|a|x",
+        "1f|a|0-99999999999",
+        "1f|a|0-8/0",
+        "1f|a|0-8/x",
+        "1" * 17 + "|a|0",
+    ],
 )
 def test_a_damaged_description_is_refused(line):
     """Not guessed at; and a range that would fill the memory is damage."""
