@@ -184,7 +184,7 @@ class _SyncShape:
     """For each channel its first row."""
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)  # a loop has a few kinds of steps; keys are 24 bytes a collective
 def _sync_shape(group: bytes, op: bytes, peer: bytes, rank: int) -> _SyncShape:
     used: dict[int, int] = {}
     local: list[int] = []

@@ -82,6 +82,9 @@ MAX_SYNC_BYTES: Final = 2048
 MAX_PHASES: Final = 64
 MAX_ATTRIBUTE_CHARACTERS: Final = 2000
 
+_MOST_ROWS: Final = MAX_SYNC_BYTES // 3
+"""A row of the vector takes a byte each for signature, arrival and duration at least."""
+
 _VECTOR = 0
 _FOLDED = 1
 
@@ -181,12 +184,17 @@ def encode_digests(digests: Sequence[StepDigest]) -> list[dict[str, AttributeVal
     Cost:
         Background thread. The packing is one vectorised pass over all steps given.
     """
+    # Where the vector can never fit it is not built at all.
+    syncs = [
+        fold_sync(sync) if sync.group.size > _MOST_ROWS and not sync.folded else sync
+        for sync in (digest.sync for digest in digests)
+    ]
     values: list[int] = []
     bounds = [0]
-    for digest in digests:
+    for digest, sync in zip(digests, syncs, strict=True):
         values += _phase_values(digest.phases)
         bounds.append(len(values))
-        values += _sync_values(digest.sync)
+        values += _sync_values(sync)
         bounds.append(len(values))
     packed, starts = encode_uvarints(_unsigned(values))
     cuts = starts[bounds].tolist()
@@ -196,7 +204,7 @@ def encode_digests(digests: Sequence[StepDigest]) -> list[dict[str, AttributeVal
         attributes = _plain_attributes(digest)
         begin, middle, end = cuts[2 * index : 2 * index + 3]
         _put_packed(attributes, names.ARGUS_DIGEST_PHASES, data[begin:middle])
-        if end - middle > MAX_SYNC_BYTES and not digest.sync.folded:
+        if end - middle > MAX_SYNC_BYTES and not syncs[index].folded:
             folded = _unsigned(_sync_values(fold_sync(digest.sync)))
             _put_packed(attributes, names.ARGUS_DIGEST_SYNC, encode_uvarints(folded)[0].tobytes())
         else:
@@ -367,7 +375,7 @@ def _sync_values(sync: SyncColumns) -> list[int]:
     return values
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)  # a loop has a few kinds of steps; keys and answers are kilobytes each
 def _signatures(
     group: bytes, op: bytes, payload_bytes: bytes, peer: bytes, phase: bytes
 ) -> list[int]:

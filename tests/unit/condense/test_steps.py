@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from argus_otel._runtime.faults import FaultLog
+from argus_otel.condense.digests import _sync_shape
 from argus_otel.wire import events
 from argus_otel.wire.digest import PHASES
 from argus_otel.wire.identity import Group
@@ -391,3 +392,16 @@ def test_a_group_that_is_made_later_is_known_by_its_steps(make_job):
 
     assert (durations_ms(first), durations_ms(second)) == ([2], [None])
     assert job.condenser._blocks(job.groups) is job.condenser._blocks(job.groups)
+
+
+def test_shapes_of_past_steps_are_not_hoarded(make_job):
+    """A loop whose steps all differ would fill memory that is the user's."""
+    job = make_job()
+    for step in range(40):
+        at = 1000 + 100 * step
+        for n in range(step):
+            job.collective(at + n)
+        job.end(at + 90)
+
+    assert len(job.digests()) == 40
+    assert _sync_shape.cache_info().currsize <= 16

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from argus_otel.semconv import names
+from argus_otel.wire import digest as digest_module
 from argus_otel.wire.digest import (
     MAX_ATTRIBUTE_CHARACTERS,
     MAX_SYNC_BYTES,
@@ -228,6 +229,30 @@ def test_steps_encoded_together_are_the_same_as_one_at_a_time(sizes):
     together = encode_digests(digests)
 
     assert together == [encode_digests([digest])[0] for digest in digests]
+
+
+def test_a_vector_that_can_never_fit_is_not_built(monkeypatch):
+    """Ten thousand rows would be a list of tens of thousands of numbers, to be thrown away."""
+    built = []
+    values_of = digest_module._sync_values
+
+    def count(sync):
+        built.append(sync.group.size)
+        return values_of(sync)
+
+    monkeypatch.setattr(digest_module, "_sync_values", count)
+    encode_digests([digest_of(sync=many_collectives(10_000)), digest_of()])
+
+    assert max(built) < 100
+    assert len(built) == 2
+
+
+def test_shapes_of_past_steps_are_not_hoarded():
+    """A loop whose steps all differ would fill memory that is the user's."""
+    for size in range(100):
+        encode_digests([digest_of(sync=many_collectives(size))])
+
+    assert digest_module._signatures.cache_info().currsize <= 16
 
 
 def test_nothing_to_encode_is_nothing():
