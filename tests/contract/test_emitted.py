@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import pytest
 
+from argus_otel._runtime.clock import monotonic_ns
 from argus_otel._runtime.faults import FaultLog
 from argus_otel.export import Sender, targets_from_environment
 from argus_otel.semconv.generate import load_registry
@@ -61,8 +62,9 @@ def record_a_job_with_everything(recorder):
         append(events.COLLECTIVE, at_ms * MS, 0, packed, count, 1024, count)
         append(events.WAIT, at_ms * MS, (at_ms + 1) * MS, 0, 0, 0, 0)
 
+    began_ms = monotonic_ns() // MS + 1  # after the identity, as in any job
     for step in range(21):
-        at = 1_000 + 100 * step
+        at = began_ms + 100 * step
         special = step == 20
         append(events.DATA, (at + 2) * MS, (at + 4) * MS, 0, 0, 0, 0)
         micro_batches = range(at + 4, at + 24) if special else [at + 4]

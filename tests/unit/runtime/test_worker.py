@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from argus_otel import worker as worker_module
+from argus_otel._runtime.clock import monotonic_ns
 from argus_otel._runtime.faults import FaultLog
 from argus_otel.condense import condenser
 from argus_otel.export import Sender, targets_from_environment
@@ -50,8 +51,12 @@ def worker(receiver):
     return worker
 
 
+BEGAN_MS = monotonic_ns() // MS + 60_000
+"""After any identity that a test sets."""
+
+
 def step(worker, ordinal):
-    at = 1_000 + 100 * ordinal
+    at = BEGAN_MS + 100 * ordinal
     append = worker.recorder.append
     append(events.FORWARD, at * MS, (at + 10) * MS, 0, 0, 0, 0)
     append(events.BACKWARD, (at + 10) * MS, (at + 20) * MS, 0, 0, 0, 0)
