@@ -332,6 +332,7 @@ class Tracer:
         self.worker.flush(self._settings.flush_timeout_s)
         self.worker.stop()
         self._sigterm.undo()
+        bounded.dismiss()
         self._step_span.follow(trace.INVALID_SPAN_CONTEXT)
         active.put(None)
 

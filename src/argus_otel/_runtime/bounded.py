@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_NO_THREADS_AT_EXIT = sys.version_info >= (3, 12)
 
 _standing_by: list[_Standby] = []
 
@@ -41,8 +44,17 @@ class _Standby:
 
 def prepare() -> None:
     """Have a thread stand by, for a ``run_bounded`` when none can be started any more."""
+    if not _NO_THREADS_AT_EXIT:
+        return
     if not any(standby.pid == os.getpid() for standby in _standing_by):
         _standing_by.append(_Standby())
+
+
+def dismiss() -> None:
+    """Let the thread that stands by end: there will be nothing to do."""
+    while _standing_by:
+        with contextlib.suppress(IndexError):
+            _standing_by.pop().run(lambda: None, 0.0)
 
 
 def run_bounded(function: Callable[[], object], seconds: float) -> bool:
