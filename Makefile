@@ -17,7 +17,7 @@ LIGHT_TESTS := tests/unit tests/detectors tests/architecture --ignore=tests/unit
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo stack test lint format types imports semconv semconv-check docs check \
-        wheel-test lowest bench clean
+        wheel-test lowest verdicts bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,7 +89,10 @@ $(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
 	  --editable '.[service]' --group test
 	touch $@
 
-check: lint types imports semconv-check docs wheel-test lowest test ## all that CI runs
+verdicts: setup ## 8 real jobs, healthy and with a slow rank: is the verdict right? (4 minutes)
+	$(BIN)/python bench/verdicts.py --quick --again
+
+check: lint types imports semconv-check docs wheel-test lowest test verdicts ## all that CI runs
 
 bench: setup ## the measurements that the documentation quotes, into bench/results (leave the machine idle)
 	$(BIN)/python bench/all.py

@@ -16,7 +16,8 @@ of the fastest other, median over the steps since the onset. A verdict is wrong 
 - a rank that is realised at 1.25 or more is not named, or not as a compute straggler,
 - any run with a slow rank has a finding above info on another rank, or of another cause.
 
-Exit code 1 if any verdict is wrong or a run failed.
+Exit code 1 if any verdict is wrong or a run failed. CI shares its machine with others and says
+``--again``: a wrong verdict is tried once more, and both are shown.
 """
 
 from __future__ import annotations
@@ -135,6 +136,9 @@ def main() -> None:
     """Run all, print, and say by the exit code whether all verdicts are right."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="8 of them, for CI")
+    parser.add_argument(
+        "--again", action="store_true", help="a wrong verdict counts when it is wrong twice (CI)"
+    )
     parser.add_argument("--only", help="those whose name holds this")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", type=Path, help="write JSON to this file too")
@@ -144,6 +148,9 @@ def main() -> None:
     for seed, scenario in enumerate(scenarios):
         if options.only is None or options.only in scenario.name:
             row = judge_run(scenario, seed)
+            if options.again and row["verdict"].startswith(("wrong", "failed")):
+                print(_line(row), "  (once more)", file=sys.stderr, flush=True)
+                row = judge_run(scenario, seed) | {"first_verdict": row["verdict"]}
             rows.append(row)
             print(_line(row), file=sys.stderr if options.json else sys.stdout, flush=True)
     results = {"runs": rows, "counts": dict(Counter(row["verdict"] for row in rows))}
