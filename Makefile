@@ -96,6 +96,7 @@ check: lint types imports semconv-check docs wheel-test lowest test verdicts ## 
 
 bench: setup ## the measurements that the documentation quotes, into bench/results (leave the machine idle)
 	$(BIN)/python bench/all.py
+	$(BIN)/python bench/page.py
 
 clean: ## remove what was built, and the small environments; .venv and the Go builds stay
 	rm -rf build dist site $(LOWEST) $(WHEEL) .mypy_cache .ruff_cache .pytest_cache .hypothesis \
