@@ -85,7 +85,7 @@ class Settings:
         most=1 << 30,
     )
     interval_s: float = _setting(
-        0.8,
+        0.9,
         "How often the background thread condenses and sends.",
         unit="s",
         least=0.05,
