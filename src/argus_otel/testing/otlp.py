@@ -106,7 +106,7 @@ def example_digest(
             peer=np.full(buckets, -1, np.int64),
             phase=np.full(buckets, PHASES.index("backward"), np.int64),
             arrival_us=arrival_us,
-            duration_us=22_000 + bucket * 5_000 - arrival_us,
+            duration_us=np.maximum(22_000 + bucket * 5_000 - arrival_us, 0),
         ),
         group_info=(f"{GROUP:016x}|default_pg|{ranks}",) if ordinal == 0 else (),
     )

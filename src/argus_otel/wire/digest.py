@@ -323,10 +323,9 @@ def fold_sync(sync: SyncColumns) -> SyncColumns:
 
 def _unsigned(values: list[int]) -> NDArray[np.uint64]:
     """As they are packed; a number outside 64 bits would silence the rank, so it is cut."""
-    try:
-        return np.array(values, dtype=np.uint64)
-    except OverflowError:
-        return np.array([min(max(value, 0), 2**64 - 1) for value in values], dtype=np.uint64)
+    if values and (min(values) < 0 or max(values) >= 1 << 64):
+        values = [min(max(value, 0), (1 << 64) - 1) for value in values]
+    return np.array(values, dtype=np.uint64)
 
 
 def _differences(values_us: NDArray[np.int64]) -> list[int]:
