@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 
 import pytest
 
@@ -364,7 +365,40 @@ def test_disable_in_the_middle_of_a_run_is_for_good(launch, receiver):
     assert [line["default"] for line in job.results()] == [True]
 
 
-def test_beside_another_distro_our_spans_arrive_all_the_same(launch, receiver):
+@pytest.fixture
+def other_distro(tmp_path):
+    """Another OpenTelemetry distribution, installed: what opentelemetry-distro is, in ten lines."""
+    (tmp_path / "other_distro.py").write_text(
+        textwrap.dedent(
+            """
+            import os
+            from opentelemetry.instrumentation.distro import BaseDistro
+            from opentelemetry.sdk._configuration import _OTelSDKConfigurator
+
+            class Distro(BaseDistro):
+                def _configure(self, **kwargs):
+                    os.environ.setdefault("OTEL_TRACES_EXPORTER", "otlp_proto_http")
+
+            class Configurator(_OTelSDKConfigurator):
+                pass
+            """
+        )
+    )
+    installed = tmp_path / "other_distro-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: other-distro\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(
+        "[opentelemetry_distro]\nother = other_distro:Distro\n"
+        "[opentelemetry_configurator]\nother = other_distro:Configurator\n"
+    )
+    return {
+        "PYTHONPATH": str(tmp_path),
+        "OTEL_PYTHON_DISTRO": "other",
+        "OTEL_PYTHON_CONFIGURATOR": "other",
+    }
+
+
+def test_beside_another_distro_our_spans_arrive_all_the_same(launch, receiver, other_distro):
     """Only the instrumentor runs; the user's spans are the other's to send, into our traces."""
     script = (
         LOOP
@@ -378,11 +412,7 @@ def test_beside_another_distro_our_spans_arrive_all_the_same(launch, receiver):
     """
     )
 
-    environment = receiver.environment | {
-        "OTEL_PYTHON_DISTRO": "distro",
-        "OTEL_PYTHON_CONFIGURATOR": "configurator",
-    }
-    launch(script, env=environment).finish()
+    launch(script, env=receiver.environment | other_distro).finish()
 
     assert [digest.ordinal for digest in digests(receiver)] == [0, 1, 2]
     ours = {span.trace_id for span in receiver.spans(name="rank.step")}
