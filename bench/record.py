@@ -215,7 +215,7 @@ class CollectiveBlock:
         recorder = self._tracer.recorder
         collectives, patches = Collectives(recorder), Patches()
         collectives.attach_all()
-        instrument_waits(dist, patches, recorder)
+        instrument_waits(dist, patches, recorder, self._tracer.instrumentation.steps)
         recorder.plan.ends = ends
         try:
             return _time_us(self._call, self._times)

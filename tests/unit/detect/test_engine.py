@@ -108,11 +108,16 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("steps", "severity"), [(130, "info"), (38, "warning")], ids=["long over", "going on"]
+    ("steps", "times", "severity"),
+    [(130, 1.8, "info"), (38, 1.8, "critical"), (38, 1.3, "info")],
+    ids=["long over", "going on", "going on, mild"],
 )
-def test_a_brief_fault_that_is_over_is_only_information(steps, severity):
-    """Nobody gets up for twenty slow steps that have passed; but for the same twenty just now."""
-    changes = [{"ranks": [1], "steps": [18, 38], "own_times": 1.3}]
+def test_a_brief_fault_that_is_over_or_mild_is_only_information(steps, times, severity):
+    """Nobody gets up for twenty slow steps that have passed; but for the same twenty just now.
+
+    A mild one has to last first: on a host's shared cores such things come and go.
+    """
+    changes = [{"ranks": [1], "steps": [18, 38], "own_times": times}]
 
     verdict = diagnose(
         build_run({"ranks": 4, "steps": steps, "changes": changes}), load_detectors(BUNDLED)
