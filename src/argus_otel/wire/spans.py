@@ -1,9 +1,9 @@
-"""Spans as columns: what condense hands to encode."""
+"""Spans as condense hands them to encode: one by one, or as columns where there are thousands."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,3 +47,31 @@ class Span:
     attributes: Mapping[str, object]
     error: str | None = None
     """Status message; None is no error."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpanShape:
+    """What many spans share. Compared by identity: makers keep one object for each shape."""
+
+    scope: str
+    name: str
+    constants: Mapping[str, str | int | float | bool]
+    """Attributes that all of them share."""
+    ints: tuple[str, ...] = ()
+    """Names of the whole-number attributes that vary."""
+    doubles: tuple[str, ...] = ()
+    """Names of the double attributes that vary."""
+
+
+class ShapedSpan(NamedTuple):
+    """One span of a shape."""
+
+    shape: SpanShape
+    trace_id: bytes
+    span_id: bytes
+    parent_id: bytes
+    """Eight zero bytes: none."""
+    start_ns: int
+    end_ns: int
+    values: tuple[int | float, ...]
+    """The varying attributes: ``shape.ints`` first, then ``shape.doubles``."""
