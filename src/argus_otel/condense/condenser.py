@@ -19,7 +19,7 @@ from argus_otel.condense.timeline import MAX_EXCEPTION_SPANS, Timeline, exceptio
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
 from argus_otel.wire.digest import MAX_ATTRIBUTE_CHARACTERS, encode_digests
-from argus_otel.wire.spans import Span, SpanRows
+from argus_otel.wire.spans import ShapedSpan, Span, SpanRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +63,8 @@ class Condensed:
     """Digest spans, and timeline spans with attributes of their own."""
     rows: list[SpanRows] = field(default_factory=list)
     """Timeline and detail spans."""
+    shaped: list[ShapedSpan] = field(default_factory=list)
+    """Timeline spans of shapes that recur."""
     wait_s: float = 0.0
     """Summed over the steps, for the metric."""
 
