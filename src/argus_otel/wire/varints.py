@@ -1,43 +1,100 @@
-"""Little-endian base-128 integers, a whole array at a time.
+"""Little-endian base-128 integers: protobuf's, and those of the digest's columns.
 
-The packed layouts of the digest are columns of small numbers; one vectorised pass keeps
-packing them far below a microsecond a value.
+Written one by one in plain Python, since a step has some tens of them and a numpy call costs as
+much as ten; read a whole array at a time, since a service reads thousands of steps.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
 _MAX_BYTES = 10  # ceil(64 / 7)
 _SHIFTS = np.arange(_MAX_BYTES, dtype=np.uint64) * np.uint64(7)
-_LIMITS = np.uint64(1) << _SHIFTS[1:]  # values below _LIMITS[k] fit k + 1 bytes
+_MOST = (1 << 64) - 1
+
+_SMALL = [bytes((value,)) for value in range(128)]
+_LOW = [bytes((value | 128,)) for value in range(128)]
+
+VARINTS: Final = _SMALL + [low + high for high in _SMALL[1:] for low in _LOW]
+"""Every number below 2**14 as it is packed: a microsecond count under 16 ms, the length of a
+span. A look-up costs a third of the arithmetic; the table is 0.7 MB and a millisecond to make."""
+
+TABLED: Final = len(VARINTS)
 
 
-def encode_uvarints(values: NDArray[np.uint64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Encode unsigned integers back to back.
+def varint(value: int) -> bytes:
+    """One number, 0 to 2**64 - 1, in its shortest form.
 
-    Args:
-        values: Shape [N].
-
-    Returns:
-        The bytes, and for each value the offset at which it starts, shape [N + 1]; so that a
-        caller who encoded many records at once can cut them apart.
+    Cost:
+        Background thread. 0.1 µs below 2**14, and as much again for every seven bits more.
     """
-    lengths = np.searchsorted(_LIMITS, values, side="right") + 1
-    starts = np.zeros(values.size + 1, dtype=np.int64)
-    np.cumsum(lengths, out=starts[1:])
-    width = int(lengths.max(initial=1))
-    groups = (values[:, None] >> _SHIFTS[:width]).astype(np.uint8) & np.uint8(0x7F)
-    column = np.arange(width)
-    groups |= (column < (lengths - 1)[:, None]).astype(np.uint8) << np.uint8(7)
-    return groups[column < lengths[:, None]], starts
+    if value < TABLED:
+        return VARINTS[value]
+    return _LOW[value & 127] + varint(value >> 7)
+
+
+def pack(values: Iterable[int]) -> bytes:
+    """Numbers back to back.
+
+    One outside of 64 bits is cut to the nearest within: of a whole digest, it is the least loss.
+
+    Cost:
+        Background thread. 0.1 µs a number below 2**21.
+    """
+    table, low = VARINTS, _LOW
+    return b"".join(
+        [
+            table[value]
+            if 0 <= value < 0x4000
+            else low[value & 127] + table[value >> 7]
+            if 0 <= value < 0x200000
+            else _any_varint(value)
+            for value in values
+        ]
+    )
+
+
+def pack_differences(values: Iterable[int]) -> bytes:
+    """Each number's difference to the one before (the first one's to 0), back to back.
+
+    Zigzag, so that small differences stay short: 0, -1, 1, -2, 2 become 0, 1, 2, 3, 4.
+
+    Cost:
+        Background thread. 0.15 µs a number below 2**20.
+    """
+    table, low = VARINTS, _LOW
+    packed = []
+    before = 0
+    for value in values:
+        difference = value - before
+        before = value
+        number = difference << 1 if difference >= 0 else ~(difference << 1)
+        if number < 0x4000:
+            packed.append(table[number])
+        elif number < 0x200000:
+            packed.append(low[number & 127] + table[number >> 7])
+        else:
+            packed.append(_any_varint(number))
+    return b"".join(packed)
+
+
+def _any_varint(value: int) -> bytes:
+    if 0 <= value < 1 << 40:
+        return varint(value)
+    return _large_varint(value)
+
+
+@lru_cache(maxsize=256)  # above 2**40 are the keys of groups, the same in every step
+def _large_varint(value: int) -> bytes:
+    return varint(min(max(value, 0), _MOST))
 
 
 def decode_uvarints(data: bytes) -> NDArray[np.uint64]:
@@ -71,23 +128,6 @@ def decode_uvarints(data: bytes) -> NDArray[np.uint64]:
     return np.add.reduceat(parts, starts)
 
 
-def zigzag(values: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Map signed to unsigned so that small magnitudes stay short."""
-    return ((values << 1) ^ (values >> 63)).view(np.uint64)
-
-
 def unzigzag(values: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Undo ``zigzag``."""
+    """Signed from unsigned: 0, 1, 2, 3, 4 become 0, -1, 1, -2, 2."""
     return (values >> np.uint64(1)).view(np.int64) ^ -(values & np.uint64(1)).view(np.int64)
-
-
-def pack(values: Sequence[int]) -> bytes:
-    """Encode a few plain integers (headers, tables); for columns use ``encode_uvarints``."""
-    out = bytearray()
-    for value in values:
-        rest = value
-        while rest > 0x7F:
-            out.append(rest & 0x7F | 0x80)
-            rest >>= 7
-        out.append(rest)
-    return bytes(out)

@@ -22,7 +22,7 @@ from argus_otel.wire.digest import (
     encode_digests,
     fold_sync,
 )
-from argus_otel.wire.varints import encode_uvarints
+from argus_otel.wire.varints import pack
 
 START_NS = 1_790_000_000_000_000_000
 STEP_NS = 61_000_000
@@ -121,6 +121,38 @@ def test_phases_and_collectives_come_back_as_they_were(phases, sync, pairs):
     )
 
     assert plain(there_and_back(digest)) == plain(digest)
+
+
+def as_lists(columns):
+    """As a training process has them: nothing there is worth an array."""
+    return dataclasses.replace(
+        columns,
+        **{
+            field.name: getattr(columns, field.name).tolist()
+            for field in dataclasses.fields(columns)
+            if isinstance(getattr(columns, field.name), np.ndarray)
+        },
+    )
+
+
+@given(phase_rows, sync_rows, channels, st.booleans())
+def test_columns_in_lists_are_written_like_arrays(phases, sync, pairs, folded):
+    """Byte for byte, folded or not."""
+    arrays = sync_of(sync, channels=pairs)
+    if folded and sync:
+        arrays = fold_sync(arrays)
+    digest = digest_of(phases_of(phases, (*PHASES, "loss", "my phase")), arrays)
+    in_lists = digest_of(as_lists(digest.phases), as_lists(digest.sync))
+
+    assert encode_digests([in_lists]) == encode_digests([digest])
+
+
+@pytest.mark.parametrize("count", [660, 700, 10_000])
+def test_long_vectors_in_lists_are_folded_like_arrays(count):
+    """Above the limit, and just below it."""
+    digest = digest_of(sync=many_collectives(count))
+
+    assert encode_digests([digest_of(sync=as_lists(digest.sync))]) == encode_digests([digest])
 
 
 @given(
@@ -223,7 +255,7 @@ def test_no_step_outgrows_the_limits_of_the_stores(count):
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=6))
 def test_steps_encoded_together_are_the_same_as_one_at_a_time(sizes):
-    """Condensing several steps at once saves time and changes nothing."""
+    """What is kept from one to the next saves time and changes nothing."""
     digests = [digest_of(sync=many_collectives(size)) for size in sizes]
 
     together = encode_digests(digests)
@@ -234,13 +266,13 @@ def test_steps_encoded_together_are_the_same_as_one_at_a_time(sizes):
 def test_a_vector_that_can_never_fit_is_not_built(monkeypatch):
     """Ten thousand rows would be a list of tens of thousands of numbers, to be thrown away."""
     built = []
-    values_of = digest_module._sync_values
+    pack_sync = digest_module._pack_sync
 
     def count(sync):
-        built.append(sync.group.size)
-        return values_of(sync)
+        built.append(len(sync.group))
+        return pack_sync(sync)
 
-    monkeypatch.setattr(digest_module, "_sync_values", count)
+    monkeypatch.setattr(digest_module, "_pack_sync", count)
     encode_digests([digest_of(sync=many_collectives(10_000)), digest_of()])
 
     assert max(built) < 100
@@ -262,8 +294,7 @@ def test_nothing_to_encode_is_nothing():
 
 def attributes_with(name, values):
     [attributes] = encode_digests([digest_of(sync=many_collectives(20))])
-    packed, _ = encode_uvarints(np.array(values, dtype=np.uint64))
-    return {**attributes, name: base64.b64encode(packed.tobytes()).decode()}
+    return {**attributes, name: base64.b64encode(pack(values)).decode()}
 
 
 @pytest.mark.parametrize(
