@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import yaml
 
 from argus_otel._runtime.errors import ConfigError
-from argus_otel.detect.frame import COLUMNS
+from argus_otel.detect.run import COLUMNS
 from argus_otel.tables.findings import CAUSES, Diagnosis, Severity
 
 if TYPE_CHECKING:

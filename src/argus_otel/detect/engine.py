@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from argus_otel.detect.frame import WARM_UP_STEPS, build_frame
+from argus_otel.detect.run import run_of
 from argus_otel.detect.tracks import follow, settle, suppress
 from argus_otel.detect.whatif import weigh
 from argus_otel.detect.window import Window
@@ -56,7 +57,7 @@ def diagnose(tables: RunTables, detectors: Sequence[Detector]) -> Verdict:
     Cost:
         Seconds for 12,960 ranks and 100 steps on one core (bench/).
     """
-    frame = build_frame(tables)
+    frame = build_frame(run_of(tables))
     findings: list[Finding] = []
     abstentions: list[Abstention] = []
     judged: dict[str, int] = {}

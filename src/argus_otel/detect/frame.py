@@ -5,42 +5,29 @@ Shape legend: S = settled steps in order of appearance, R = ranks of the run.
 Inside this package a value that is not known is NaN; the tables outside have nulls.
 """
 
-# ruff: noqa: N815 - fields carry shape suffixes
+# ruff: noqa: N802, N815 - names carry shape suffixes
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from argus_otel.detect.peers import Peers, find_peers
+from argus_otel.detect.run import COLUMNS
 from argus_otel.detect.statistics import levels, lowest_mean, median_over, scatter
 from argus_otel.detect.workload import normalised_logs
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from numpy.typing import NDArray
 
-    from argus_otel.tables.schemas import RunTables
+    from argus_otel.detect.peers import Peers
+    from argus_otel.detect.run import Run
 
     Floats = NDArray[np.float64]
 
 WARM_UP_STEPS: Final = 10
 """First steps of a run: allocators, autotuning and caches settle (DESIGN, detection)."""
-
-COLUMNS: Final = (
-    "step_s",
-    "between_s",
-    "busy_s",
-    "cpu_s",
-    "run_delay_s",
-    "data_wait_s",
-    "gc_s",
-    "tokens",
-    "samples",
-    "sum_len2",
-)
-"""Columns of the steps table that detectors see."""
 
 PEERS_PRESENT: Final = 0.9
 """A step counts for a group of peers when this share of them has data (DESIGN, detection)."""
@@ -72,26 +59,64 @@ class Excess:
 class Frame:
     """Dense columns of one run. Derived arrays are computed once and shared by all windows."""
 
-    run: str
-    ordinals_S: NDArray[np.int64]
-    ranks_R: NDArray[np.int64]
-    hosts_R: tuple[str, ...]
-    has_gpu_R: NDArray[np.bool_]
-    world_size: int
+    whole: Run
+    """The run, warm-up and compilation included."""
+    index_S: NDArray[np.int64]
+    """Place of each settled step among all."""
     columns: dict[str, Floats]
-    """Each [S, R], NaN unknown: the names in ``COLUMNS``."""
-    row_SR: NDArray[np.int64]
-    """Row in ``steps``, -1 where missing."""
-    kept_SR: NDArray[np.bool_]
-    """Whether the step's timeline was kept."""
-    steps: pa.Table
-    peers: Peers
-    steps_seen: int
-    """Distinct steps in the tables, warm-up and compilation included."""
-    unaligned: int
-    """Rows left out because no common step count was found."""
+    """Each [S, R], NaN unknown: the names in ``run.COLUMNS``."""
     cached: dict[str, Floats] = field(default_factory=dict, repr=False)
     compared: dict[str, list[Excess]] = field(default_factory=dict, repr=False)
+
+    @property
+    def run(self) -> str:
+        """The run's nonce in hex."""
+        return self.whole.run
+
+    @cached_property
+    def ordinals_S(self) -> NDArray[np.int64]:
+        """Ordinals of the settled steps."""
+        return self.whole.ordinals_A[self.index_S]
+
+    @property
+    def ranks_R(self) -> NDArray[np.int64]:
+        """Global ranks, ascending."""
+        return self.whole.ranks_R
+
+    @property
+    def hosts_R(self) -> tuple[str, ...]:
+        """Host of each rank; empty where not known."""
+        return self.whole.hosts_R
+
+    @property
+    def has_gpu_R(self) -> NDArray[np.bool_]:
+        """Whether a rank has a GPU."""
+        return self.whole.has_gpu_R
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job, silent ones included."""
+        return self.whole.world_size
+
+    @property
+    def peers(self) -> Peers:
+        """Who does the same work."""
+        return self.whole.peers
+
+    @property
+    def steps_seen(self) -> int:
+        """Distinct steps in the tables, warm-up and compilation included."""
+        return int(self.whole.ordinals_A.size)
+
+    @cached_property
+    def unaligned(self) -> int:
+        """Rows left out because no common step count was found."""
+        return int(np.count_nonzero(self.whole.unaligned_AR[self.index_S]))
+
+    @cached_property
+    def kept_SR(self) -> NDArray[np.bool_]:
+        """Whether the step's timeline was kept."""
+        return self.whole.kept_AR[self.index_S]
 
     def column(self, name: str) -> Floats:
         """A column [S, R], given or derived (``own_work_s``, ``cpu_work_s``)."""
@@ -126,8 +151,7 @@ class Frame:
 
     def trace_id(self, step: int, rank: int) -> str | None:
         """Trace id (hex) of a step index and rank index."""
-        row = int(self.row_SR[step, rank])
-        return None if row < 0 else str(self.steps["trace_id"][row].as_py())
+        return self.whole.trace_id(int(self.index_S[step]), rank)
 
 
 def _excess(log_SR: Floats, peers: Peers) -> Excess:
@@ -179,68 +203,17 @@ def _cpu_work(frame: Frame) -> Floats:
 _DERIVED: Final = {"own_work_s": _own_work, "cpu_work_s": _cpu_work}
 
 
-def build_frame(tables: RunTables) -> Frame:
-    """Lay a run's steps out densely, warm-up and compiling steps left out.
-
-    Cost:
-        Two passes over the steps table; 1.3 million rows (12,960 ranks, 100 steps) take a second.
-    """
-    steps = tables.steps
-    ranks = tables.ranks.sort_by("rank").to_pydict()
-    rank = steps["rank"].to_numpy().astype(np.int64)
-    ordinal = steps["ordinal"].to_numpy()
-    known = np.array(ranks["rank"], dtype=np.int64)
-    ranks_R = np.union1d(known, rank)
-    all_ordinals = np.unique(ordinal)
-    ordinals_S = all_ordinals[all_ordinals >= WARM_UP_STEPS]
-    ordinals_S = np.setdiff1d(ordinals_S, _compiling(tables.events))
-
-    aligned = ~np.isin(_bools(steps["aligned"], default=True), [False])
-    whole = ~_bools(steps["truncated"], default=False)
-    settled = np.isin(ordinal, ordinals_S)
-    use = np.flatnonzero(aligned & whole & settled)
-    at = (np.searchsorted(ordinals_S, ordinal[use]), np.searchsorted(ranks_R, rank[use]))
-    shape = (ordinals_S.size, ranks_R.size)
-    columns = {}
-    for name in COLUMNS:
-        values = np.full(shape, np.nan)
-        values[at] = steps[name].to_numpy(zero_copy_only=False)[use]
-        columns[name] = values
-    row_SR = np.full(shape, -1, dtype=np.int64)
-    row_SR[at] = use
-    kept_SR = np.zeros(shape, dtype=bool)
-    kept_SR[at] = steps["keep"].is_valid().to_numpy()[use]
-
-    details = {
-        r: (h, g) for r, h, g in zip(known.tolist(), ranks["host"], ranks["gpu"], strict=True)
-    }
-    about = [details.get(r, ("", None)) for r in ranks_R.tolist()]
+def build_frame(run: Run) -> Frame:
+    """The settled steps of a run: warm-up and compiling steps left out."""
+    compiling = {event.ordinal for event in run.events if event.kind.startswith("compil")}
+    settled_A = run.ordinals_A >= WARM_UP_STEPS
+    settled_A &= ~np.isin(run.ordinals_A, sorted(compiling))
+    at = np.flatnonzero(settled_A)
+    # Mostly one block, and then a view: a copy of a large run costs as much as the run.
+    whole = at.size and at[-1] - at[0] + 1 == at.size
+    steps: Any = slice(int(at[0]), int(at[-1]) + 1) if whole else at
     return Frame(
-        run=str(ranks["run"][0]) if ranks["run"] else "",
-        ordinals_S=ordinals_S,
-        ranks_R=ranks_R,
-        hosts_R=tuple(host for host, _ in about),
-        has_gpu_R=np.array([gpu is not None for _, gpu in about], dtype=bool),
-        world_size=max([*ranks["world_size"], ranks_R.size]),
-        columns=columns,
-        row_SR=row_SR,
-        kept_SR=kept_SR,
-        steps=steps,
-        peers=find_peers(tables, ranks_R, ordinals_S),
-        steps_seen=int(all_ordinals.size),
-        unaligned=int(np.count_nonzero(settled & ~aligned)),
+        whole=run,
+        index_S=at,
+        columns={name: run.columns[name][steps] for name in COLUMNS},
     )
-
-
-def _bools(column: pa.ChunkedArray, *, default: bool) -> NDArray[np.bool_]:
-    filled: NDArray[np.bool_] = column.fill_null(default).to_numpy().astype(bool)
-    return filled
-
-
-def _compiling(events: pa.Table) -> NDArray[np.int64]:
-    """Steps in which some rank compiled: everybody waited for it, and none is typical."""
-    if events.num_rows == 0:
-        return np.empty(0, dtype=np.int64)
-    kinds = events["kind"].to_pylist()
-    ordinals = events["ordinal"].to_numpy()
-    return np.unique(ordinals[[kind.startswith("compil") for kind in kinds]])

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from argus_otel.tables.schemas import RunTables
 
-_TOPOLOGY: Final = ("pp", "tp", "ep", "cp")
-_SAMPLED_STEPS: Final = 5
+TOPOLOGY: Final = ("pp", "tp", "ep", "cp")
+"""Axes along which ranks do different work."""
+SAMPLED_STEPS: Final = 5
 """Steps whose signatures vote: one odd step (evaluation, a lost row) must not split peers."""
 
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -56,22 +58,30 @@ class Peers:
         return int(self.label_R.size - sum(bucket.size for bucket in self.buckets))
 
 
-def find_peers(tables: RunTables, ranks_R: NDArray[np.int64], ordinals: NDArray[np.int64]) -> Peers:
+def find_peers(
+    ranks: pa.Table,
+    groups: pa.Table,
+    samples: Sequence[pa.Table],
+    ranks_R: NDArray[np.int64],
+    ordinals: NDArray[np.int64],
+) -> Peers:
     """Group the ranks by what they do.
 
     Args:
-        tables: The run.
+        ranks: The ranks table.
+        groups: The groups table.
+        samples: Collectives of whole steps; needed where the topology is not known.
         ranks_R: Ranks, ascending.
-        ordinals: Steps to take work signatures from (the settled ones).
+        ordinals: Steps to take work signatures from, where sampled.
     """
-    columns = tables.ranks.select(["rank", "dp", *_TOPOLOGY]).to_pydict()
+    columns = ranks.select(["rank", "dp", *TOPOLOGY]).to_pydict()
     row = {rank: index for index, rank in enumerate(columns["rank"])}
     here = [row[rank] for rank in ranks_R.tolist() if rank in row]
-    known = [name for name in ("dp", *_TOPOLOGY) if any(columns[name][i] is not None for i in here)]
+    known = [name for name in ("dp", *TOPOLOGY) if any(columns[name][i] is not None for i in here)]
     if known and len(here) == ranks_R.size:
-        places = [tuple(columns[name][i] for name in _TOPOLOGY) for i in here]
+        places = [tuple(columns[name][i] for name in TOPOLOGY) for i in here]
         return Peers(label_R=_labels(places), source="topology")
-    return _by_signature(tables, ranks_R, ordinals)
+    return _by_signature(groups, samples, ranks_R, ordinals)
 
 
 def _labels(keys: list[tuple[object, ...]]) -> NDArray[np.int64]:
@@ -80,23 +90,31 @@ def _labels(keys: list[tuple[object, ...]]) -> NDArray[np.int64]:
 
 
 def _by_signature(
-    tables: RunTables, ranks_R: NDArray[np.int64], ordinals: NDArray[np.int64]
+    groups: pa.Table,
+    samples: Sequence[pa.Table],
+    ranks_R: NDArray[np.int64],
+    ordinals: NDArray[np.int64],
 ) -> Peers:
     nothing = Peers(label_R=np.full(ranks_R.size, -1, np.int64), source=None)
-    if tables.collectives.num_rows == 0 or ordinals.size == 0:
-        return nothing
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    picks = ordinals[np.linspace(0, ordinals.size - 1, _SAMPLED_STEPS).astype(int)]
+    collectives = pa.concat_tables(samples) if samples else None
+    if collectives is None or collectives.num_rows == 0:
+        return nothing
+    ordinals = np.intersect1d(ordinals, collectives["ordinal"].to_numpy())
+    if ordinals.size == 0:
+        return nothing
+    picks = ordinals[np.linspace(0, ordinals.size - 1, SAMPLED_STEPS).astype(int)]
     votes: dict[bytes, tuple[int, NDArray[np.int64]]] = {}
     sizes = {
         key: len(members)
         for key, members in zip(
-            tables.groups["group"].to_pylist(), tables.groups["ranks"].to_pylist(), strict=True
+            groups["group"].to_pylist(), groups["ranks"].to_pylist(), strict=True
         )
     }
     for ordinal in np.unique(picks).tolist():
-        table = tables.collectives.filter(pc.equal(tables.collectives["ordinal"], ordinal))
+        table = collectives.filter(pc.equal(collectives["ordinal"], ordinal))
         label_R = _step_labels(table, ranks_R, sizes)
         if (label_R >= 0).any():
             count, _ = votes.get(label_R.tobytes(), (0, label_R))

@@ -7,7 +7,7 @@ people call it. Times in seconds are relative to the step's start unless the nam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -122,7 +122,52 @@ EVENTS = _schema(
     ("duration_s", pa.float64(), False),
     ("detail", pa.string(), True),
 )
-"""From timeline spans (GC pauses, exceptions), so only for kept steps where a Collector samples."""
+"""From timeline spans (GC pauses, compilation, checkpoints, host synchronisation, exceptions), so only
+for kept steps where a Collector samples."""
+
+MICRO_BATCHES = _schema(
+    ("run", pa.string(), False),
+    ("attempt", pa.int32(), False),
+    ("ordinal", pa.int64(), False),
+    ("rank", pa.int32(), False),
+    ("chunk", pa.int32(), False),
+    ("micro_batch", pa.int32(), False),
+    ("backward", pa.bool_(), False),
+    ("start_s", pa.float64(), False),
+    ("duration_s", pa.float64(), False),
+)
+"""One row a pass of a micro-batch through a chunk of a stage: compute, without waiting."""
+
+DEVICES = _schema(
+    ("run", pa.string(), False),
+    ("attempt", pa.int32(), False),
+    ("ordinal", pa.int64(), False),
+    ("rank", pa.int32(), False),
+    ("clock_ratio", pa.float64(), True),
+    ("throttle_reasons", pa.string(), True),
+    ("xid", pa.int64(), True),
+    ("ecc_errors", pa.int64(), True),
+    ("allocator_retries", pa.int64(), True),
+)
+"""What a GPU says at the end of a step. ``clock_ratio`` is the SM clock against the highest that
+this device has shown; ``throttle_reasons`` are joined by commas, empty for none. A rank that reports
+only every few steps has rows for those."""
+
+HEARTBEATS = _schema(
+    ("run", pa.string(), False),
+    ("attempt", pa.int32(), False),
+    ("time_ns", pa.int64(), False),
+    ("rank", pa.int32(), False),
+    ("ordinal", pa.int64(), False),
+    ("phase", pa.string(), True),
+    ("group", pa.uint64(), True),
+    ("op", pa.string(), True),
+    ("seq", pa.int64(), True),
+    ("age_s", pa.float64(), True),
+    ("stack", pa.string(), True),
+)
+"""Sent while no step ends: the step under way, and the collective that was entered and not left
+(``group`` null: none). ``stack`` is where the training thread's Python is, outermost first."""
 
 SPANS = _schema(
     ("run", pa.string(), True),
@@ -157,6 +202,9 @@ class RunTables:
     collectives: pa.Table
     groups: pa.Table
     events: pa.Table
+    micro_batches: pa.Table = field(default_factory=MICRO_BATCHES.empty_table)
+    devices: pa.Table = field(default_factory=DEVICES.empty_table)
+    heartbeats: pa.Table = field(default_factory=HEARTBEATS.empty_table)
     damaged_digests: int = 0
     """Digests that were received but could not be read, so have no row."""
 

@@ -10,7 +10,9 @@ from argus_otel.detect.peers import find_peers
 def groups_of(data):
     """Sets of ranks that are peers."""
     tables = build_run({"steps": 20, **data})
-    peers = find_peers(tables, np.arange(data["ranks"]), np.arange(20))
+    samples = [tables.collectives]
+    ranks = np.arange(data["ranks"])
+    peers = find_peers(tables.ranks, tables.groups, samples, ranks, np.arange(20))
     return peers.source, sorted(tuple(row) for b in peers.buckets for row in b.tolist())
 
 

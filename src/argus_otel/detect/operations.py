@@ -1,0 +1,335 @@
+"""What the collectives of a run say: how long each transfers, who comes last, who waits how long.
+
+Collectives are told by (group, own count), so no clock is needed: in one instance all members end
+together, so that the member which waited least came last, and its duration is the transfer.
+
+A *lane* is the n-th collective on one group in a step (or the n-th operation between two ranks); a
+training loop has the same lanes in every step.
+
+Shape legend: A = all steps, L = lanes, R = ranks, C = operations of one step (rows).
+"""
+
+# ruff: noqa: N815 - fields carry shape suffixes
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Singles = NDArray[np.float32]
+    Ints = NDArray[np.int64]
+
+_PER_STEP: Final = 256
+"""Lanes of one group in a step; what a step has beyond is not looked at."""
+COLUMNS: Final = (
+    "ordinal",
+    "rank",
+    "group",
+    "op",
+    "seq",
+    "peer",
+    "phase",
+    "payload_bytes",
+    "duration_s",
+)
+"""Of the collectives table, all that is read here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """Every collective of a run, by lane. NaN where no member's end is known."""
+
+    group_L: Ints
+    """Index into the run's groups; -1 where the group is not described."""
+    nth_L: Ints
+    op_L: tuple[str, ...]
+    phase_L: tuple[str | None, ...]
+    payload_bytes_L: Ints
+    source_L: Ints
+    """Point-to-point: the sender's rank index; else -1."""
+    target_L: Ints
+    transfer_AL: Singles
+    """Seconds from the last arrival to the end."""
+    longest_AL: Singles
+    """Seconds that the first to arrive was in it."""
+    last_AL: NDArray[np.int32]
+    """Rank index of who came last; -1 unknown."""
+    members_AL: NDArray[np.int32]
+    """Members whose duration is known."""
+    wait_AR: Floats
+    """Seconds that each rank spent in collectives beyond their transfers."""
+    transfer_AR: Floats
+    """Seconds of transfers that each rank took part in."""
+    known_AR: NDArray[np.bool_]
+    """Whether the duration of each of a rank's operations in a step is known."""
+
+    @property
+    def lanes(self) -> int:
+        """How many there are."""
+        return len(self.op_L)
+
+
+@dataclass(slots=True)
+class _Step:
+    transfer: Singles
+    longest: Singles
+    last: NDArray[np.int32]
+    members: NDArray[np.int32]
+    wait: Floats
+    """By rank number."""
+    moved: Floats
+    open: Ints
+
+
+@dataclass(slots=True)
+class OperationsBuilder:
+    """Takes collectives step by step and keeps what ``Operations`` holds."""
+
+    _group_keys: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    _lane_of: dict[str, Ints] = field(default_factory=dict)
+    _edges: dict[int, Ints] = field(default_factory=dict)
+    """Distance (target less source) → number of the pair, by source; -1 for none."""
+    _edge_count: int = 0
+    _codes: dict[str | None, int] = field(default_factory=dict)
+    """Names of operations and phases, as numbers."""
+    _about: list[tuple[int, int, str, str | None, int, int, int]] = field(default_factory=list)
+    _steps: dict[int, _Step] = field(default_factory=dict)
+
+    def add(self, collectives: pa.Table, groups: pa.Table) -> None:
+        """Take the operations of some whole steps.
+
+        Args:
+            collectives: Sorted by ordinal; folded rows (without ``seq``) are passed over.
+            groups: All groups known so far.
+        """
+        keys = np.unique(groups["group"].to_numpy())
+        if keys.size != self._group_keys.size:
+            self._adopt(keys)
+        for ordinal, step in self._by_step(collectives):
+            self._steps[ordinal] = self._reduce(step)
+
+    def _code(self, name: str | None) -> int:
+        return self._codes.setdefault(name, len(self._codes))
+
+    def _adopt(self, keys: NDArray[np.uint64]) -> None:
+        """More groups are known now: lanes that exist keep their numbers."""
+        before, table = self._group_keys, self._lane_of.get("group")
+        moved = np.full(keys.size * _PER_STEP, -1, dtype=np.int64)
+        if table is not None:
+            place = np.searchsorted(keys, before)
+            moved.reshape(-1, _PER_STEP)[place] = table.reshape(-1, _PER_STEP)
+            self._about = [
+                (int(place[about[0]]) if about[0] >= 0 else -1, *about[1:]) for about in self._about
+            ]
+        self._group_keys, self._lane_of["group"] = keys, moved
+
+    def _reduce(self, rows: dict[str, NDArray[np.generic]]) -> _Step:
+        lane, use = self._lanes(rows)
+        rank = rows["rank"].astype(np.int64)[use]
+        duration = rows["duration_s"].astype(np.float64)[use]
+        lane = lane[use]
+        count = len(self._about)
+        known = ~np.isnan(duration)
+        transfer = np.full(count, np.inf)
+        longest = np.full(count, -np.inf)
+        np.minimum.at(transfer, lane[known], duration[known])
+        np.maximum.at(longest, lane[known], duration[known])
+        last = np.full(count, -1, dtype=np.int32)
+        is_last = known & (duration <= transfer[lane])
+        last[lane[is_last]] = rank[is_last]
+        ranks = int(rows["rank"].max(initial=-1)) + 1
+        waited = np.where(known, duration - transfer[lane], 0.0)
+        moved = np.where(known, transfer[lane], 0.0)
+        return _Step(
+            transfer=np.where(np.isfinite(transfer), transfer, np.nan).astype(np.float32),
+            longest=np.where(np.isfinite(longest), longest, np.nan).astype(np.float32),
+            last=last,
+            members=np.bincount(lane[known], minlength=count).astype(np.int32),
+            wait=np.bincount(rank, weights=waited, minlength=ranks).astype(np.float64),
+            moved=np.bincount(rank, weights=moved, minlength=ranks).astype(np.float64),
+            open=np.bincount(rows["rank"].astype(np.int64)[~use], minlength=ranks)
+            + np.bincount(rank[~known], minlength=ranks),
+        )
+
+    def _lanes(self, rows: dict[str, NDArray[np.generic]]) -> tuple[Ints, NDArray[np.bool_]]:
+        """Lane of each row [C], and which rows have one."""
+        seq = np.nan_to_num(rows["seq"].astype(np.float64), nan=-1.0).astype(np.int64)
+        peer = np.nan_to_num(rows["peer"].astype(np.float64), nan=-1.0).astype(np.int64)
+        lane = np.full(seq.size, -1, dtype=np.int64)
+        direct = peer >= 0
+        place = np.searchsorted(self._group_keys, rows["group"])
+        place = np.minimum(place, max(self._group_keys.size - 1, 0))
+        described = np.zeros(seq.size, dtype=bool)
+        if self._group_keys.size:
+            described = self._group_keys[place] == rows["group"]
+        collective = described & ~direct & (seq >= 0)
+        self._number(rows, lane, collective, "group", place, seq)
+        pairs = direct & (seq >= 0)
+        if pairs.any():
+            self._number(rows, lane, pairs, "pair", self._edge(rows, pairs, peer), seq)
+        return lane, lane >= 0
+
+    def _edge(
+        self, rows: dict[str, NDArray[np.generic]], pairs: NDArray[np.bool_], peer: Ints
+    ) -> Ints:
+        """Number of each row's (source, target) pair [C]; -1 elsewhere.
+
+        Partners lie a few fixed distances apart (a stage's width), so pairs are looked up by
+        distance and source.
+        """
+        rank = rows["rank"].astype(np.int64)
+        sends = rows["op"] == self._code("send")
+        source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
+        distance = np.where(pairs, target - source, 0)
+        edge = np.full(peer.size, -1, dtype=np.int64)
+        left = pairs.copy()
+        while left.any():
+            apart = int(distance[np.argmax(left)])
+            at = np.flatnonzero(left & (distance == apart))
+            left[at] = False
+            table = self._edges.get(apart, np.empty(0, dtype=np.int64))
+            least = int(source[at].max()) + 1
+            if least > table.size:
+                table = np.append(table, np.full(least - table.size, -1, dtype=np.int64))
+            fresh = np.unique(source[at][table[source[at]] < 0])
+            table[fresh] = self._edge_count + np.arange(fresh.size)
+            self._edge_count += fresh.size
+            self._edges[apart] = table
+            edge[at] = table[source[at]]
+        lanes = self._lane_of.get("pair", np.empty(0, dtype=np.int64))
+        more = self._edge_count * _PER_STEP - lanes.size
+        if more > 0:
+            lanes = np.append(lanes, np.full(more, -1, dtype=np.int64))
+        self._lane_of["pair"] = lanes
+        return edge
+
+    def _number(
+        self,
+        rows: dict[str, NDArray[np.generic]],
+        lane: Ints,
+        chosen: NDArray[np.bool_],
+        kind: str,
+        place: Ints,
+        seq: Ints,
+    ) -> None:
+        """Fill in the lanes of some rows: those of one group, or pair, count from the step's first."""
+        at = np.flatnonzero(chosen)
+        if not at.size:
+            return
+        table = self._lane_of[kind]
+        first = np.full(table.size // _PER_STEP, np.iinfo(np.int64).max)
+        np.minimum.at(first, place[at], seq[at])
+        nth = seq[at] - first[place[at]]
+        fits = nth < _PER_STEP
+        at, nth = at[fits], nth[fits]
+        code = place[at] * _PER_STEP + nth
+        fresh = table[code] < 0
+        if fresh.any():
+            _, which = np.unique(code[fresh], return_index=True)
+            for row in at[fresh][which].tolist():
+                self._register(rows, kind, table, row, int(place[row]), int(seq[row]), first)
+        lane[at] = table[code]
+
+    def _register(
+        self,
+        rows: dict[str, NDArray[np.generic]],
+        kind: str,
+        table: Ints,
+        row: int,
+        place: int,
+        seq: int,
+        first: Ints,
+    ) -> None:
+        nth = seq - int(first[place])
+        table[place * _PER_STEP + nth] = len(self._about)
+        names = list(self._codes)
+        rank, op = int(rows["rank"][row]), str(names[int(rows["op"][row])])
+        source = target = -1
+        if kind == "pair":
+            peer = int(rows["peer"][row])
+            source, target = (rank, peer) if op == "send" else (peer, rank)
+            op = "send"
+        phase = names[int(rows["phase"][row])]
+        payload = int(rows["payload_bytes"][row])
+        group = place if kind == "group" else -1
+        about = (group, nth, op, phase, payload, source, target)
+        self._about.append(about)
+
+    def build(self, ordinals_A: Ints, ranks_R: Ints) -> Operations:
+        """Lay out what was taken, for these steps and ranks."""
+        a, lanes, r = ordinals_A.size, len(self._about), ranks_R.size
+        transfer = np.full((a, lanes), np.nan, dtype=np.float32)
+        longest = np.full((a, lanes), np.nan, dtype=np.float32)
+        last = np.full((a, lanes), -1, dtype=np.int32)
+        members = np.zeros((a, lanes), dtype=np.int32)
+        wait, moved = np.zeros((a, r)), np.zeros((a, r))
+        known = np.zeros((a, r), dtype=bool)
+        for index, ordinal in enumerate(ordinals_A.tolist()):
+            step = self._steps.get(ordinal)
+            if step is None:
+                continue
+            had = step.transfer.size
+            transfer[index, :had], longest[index, :had] = step.transfer, step.longest
+            place = np.searchsorted(ranks_R, step.last)
+            last[index, :had] = np.where(step.last >= 0, place, -1)
+            members[index, :had] = step.members
+            here = ranks_R < step.wait.size
+            wait[index, here] = step.wait[ranks_R[here]]
+            moved[index, here] = step.moved[ranks_R[here]]
+            known[index, here] = step.open[ranks_R[here]] == 0
+        ends = [np.array([about[k] for about in self._about], dtype=np.int64) for k in (5, 6)]
+        source, target = (np.where(x >= 0, np.searchsorted(ranks_R, x), -1) for x in ends)
+        return Operations(
+            group_L=np.array([about[0] for about in self._about], dtype=np.int64),
+            nth_L=np.array([about[1] for about in self._about], dtype=np.int64),
+            op_L=tuple(about[2] for about in self._about),
+            phase_L=tuple(about[3] for about in self._about),
+            payload_bytes_L=np.array([about[4] for about in self._about], dtype=np.int64),
+            source_L=source,
+            target_L=target,
+            transfer_AL=transfer,
+            longest_AL=longest,
+            last_AL=last,
+            members_AL=members,
+            wait_AR=wait,
+            transfer_AR=moved,
+            known_AR=known,
+        )
+
+    def _by_step(
+        self, collectives: pa.Table
+    ) -> Iterator[tuple[int, dict[str, NDArray[np.generic]]]]:
+        """Ordinal and columns of each step of a table that is sorted by ordinal."""
+        if not collectives.num_rows:
+            return
+        columns = {}
+        for name in COLUMNS:
+            column = collectives[name]
+            columns[name] = self._coded(column) if name in ("op", "phase") else column.to_numpy()
+        ordinal = columns["ordinal"].astype(np.int64)
+        if (np.diff(ordinal) < 0).any():
+            order = np.argsort(ordinal, kind="stable")
+            columns = {name: values[order] for name, values in columns.items()}
+            ordinal = ordinal[order]
+        cuts = np.flatnonzero(np.diff(ordinal)) + 1
+        for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), ordinal.size], strict=True):
+            yield int(ordinal[begin]), {name: values[begin:end] for name, values in columns.items()}
+
+    def _coded(self, column: pa.ChunkedArray) -> Ints:
+        """Strings as this builder's numbers."""
+        parts = []
+        for chunk in column.chunks:
+            encoded = chunk if hasattr(chunk, "dictionary") else chunk.dictionary_encode()
+            names = [*encoded.dictionary.to_pylist(), None]
+            numbers = np.array([self._code(name) for name in names], dtype=np.int64)
+            indices = encoded.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False)
+            parts.append(numbers[indices])
+        return np.concatenate(parts)

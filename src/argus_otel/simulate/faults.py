@@ -1,0 +1,237 @@
+"""Faults to plant: kind, place, size and time, as ``kind:key=value,...`` says them.
+
+    compute:rank=4711,factor=1.6,from=40
+    link:host=3,factor=4,from=20,to=60
+    input:factor=1,extra_s=0.2,every=5
+
+Shape legend: R = ranks, G = groups along an axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from argus_otel._runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from argus_otel.simulate.cluster import Cluster
+
+KERNEL_CLASSES: Final = {"attention": 0.4, "mlp": 0.4, "other": 0.2}
+"""Shares of a pass's compute."""
+
+_PLACES: Final = ("rank", "ranks", "host", "stage", "fraction", "axis", "group")
+_TIMES: Final = ("from", "to", "every", "offset")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What one kind of fault is, what it takes, and which cause a detector should name."""
+
+    cause: str
+    meaning: str
+    sizes: Mapping[str, float]
+    """Parameter → default."""
+    texts: Mapping[str, str]
+    everywhere: bool = False
+    """Without a place it is on all ranks, and none is to blame."""
+
+
+def _kind(
+    cause: str, meaning: str, *, everywhere: bool = False, texts: Mapping[str, str] | None = None,
+    **sizes: float,
+) -> Kind:  # fmt: skip
+    return Kind(cause=cause, meaning=meaning, sizes=sizes, texts=texts or {}, everywhere=everywhere)
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "compute": _kind(
+        "compute_straggler", "compute takes `factor` times as long; `kernel` limits it to a class",
+        factor=1.5, texts={"kernel": ""},
+    ),
+    "link": _kind(
+        "slow_link", "transfers through the place take `factor` times as long",
+        factor=4.0, everywhere=True,
+    ),
+    "stage": _kind("pipeline_imbalance", "a stage holds `factor` times the work", factor=1.5),
+    "micro_batch": _kind(
+        "pipeline_imbalance", "one micro-batch a step is late by `extra_s` on its stage",
+        extra_s=0.05, index=0,
+    ),
+    "jit": _kind(
+        "jit_compile", "`function` is compiled, for `stall_s`, in each step that is hit",
+        everywhere=True, stall_s=2.0, texts={"function": "attention_bwd", "reason": "new shape"},
+    ),
+    "sequence": _kind(
+        "sequence_imbalance", "lengths vary between data-parallel ranks with sigma `variation`",
+        everywhere=True, variation=0.3,
+    ),
+    "expert": _kind(
+        "expert_imbalance", "an expert gets `factor` times its share of the tokens", factor=2.0
+    ),
+    "input": _kind(
+        "input_stall", "a batch comes `extra_s` late", everywhere=True, extra_s=0.1
+    ),
+    "gc": _kind(
+        "gc_pause", "the collector pauses the host for `pause_s`; `synchronised` 1: all in one step",
+        everywhere=True, pause_s=0.1, synchronised=0,
+    ),
+    "checkpoint": _kind(
+        "checkpoint_stall", "saving takes `extra_s`", everywhere=True, extra_s=1.0
+    ),
+    "host_sync": _kind(
+        "host_sync", "`count` reads of device values a step take the launch-ahead away, `gap_s` each",
+        everywhere=True, count=50, gap_s=0.0005,
+    ),
+    "contention": _kind(
+        "cpu_contention", "the training thread waits `delay_s` a step for a core", delay_s=0.05
+    ),
+    "throttle": _kind(
+        "gpu_throttled", "clocks fall to 1/`factor` over `ramp_steps`; `reason` thermal or power",
+        factor=1.4, ramp_steps=5, texts={"reason": "thermal"},
+    ),
+    "xid": _kind("gpu_fault", "the device reports an error (`code`) and slows down",
+        factor=1.2, code=94),
+    "allocator": _kind(
+        "allocator_thrash", "`retries` cudaMalloc retries a step, `stall_s` each",
+        everywhere=True, retries=4, stall_s=0.02,
+    ),
+    "leak": _kind(
+        "memory_growth", "host memory grows by `bytes` a step", everywhere=True, bytes=200e6
+    ),
+    "comm": _kind(
+        "comm_regression", "every transfer takes `factor` times as long", everywhere=True,
+        factor=5.0,
+    ),
+    "hang": _kind("hang", "from this step on the rank never reaches its collective"),
+    "mismatch": _kind("collective_mismatch", "the rank issues another collective than its group"),
+    "silent": _kind("silent_rank", "the rank trains on and reports nothing"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One planted fault, its place resolved."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    """Culprits; empty where everybody is hit."""
+    hosts: tuple[int, ...] = ()
+    stage: int | None = None
+    axis: str | None = None
+    group: int | None = None
+    sizes: Mapping[str, float]
+    texts: Mapping[str, str]
+    first: int = 0
+    until: int | None = None
+    every: int = 1
+
+    @property
+    def cause(self) -> str:
+        """What a detector should call it."""
+        return KINDS[self.kind].cause
+
+    def is_on(self, step: int) -> bool:
+        """Whether it acts in this step."""
+        inside = step >= self.first and (self.until is None or step < self.until)
+        return inside and (step - self.first) % self.every == 0
+
+    def mask(self, ranks: int) -> NDArray[np.bool_]:
+        """Ranks that it acts on [R]."""
+        if not self.ranks:
+            return np.ones(ranks, dtype=bool)
+        hit = np.zeros(ranks, dtype=bool)
+        hit[list(self.ranks)] = True
+        return hit
+
+
+def parse_fault(text: str, cluster: Cluster) -> Fault:
+    """Read ``kind:key=value,...``.
+
+    Raises:
+        ConfigError: Unknown kind or key, a value that is no number, a place that does not exist.
+    """
+    name, _, rest = text.partition(":")
+    kind = KINDS.get(name)
+    if kind is None:
+        raise _bad(text, f"of the unknown kind {name!r}", f"one of {', '.join(KINDS)}")
+    given: dict[str, str] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or key not in {*_PLACES, *_TIMES, *kind.sizes, *kind.texts}:
+            allowed = sorted({*_PLACES, *_TIMES, *kind.sizes, *kind.texts})
+            raise _bad(text, f"saying {part!r}", f"key=value with a key among {', '.join(allowed)}")
+        given[key] = value
+    sizes = {key: _number(text, key, given.get(key), value) for key, value in kind.sizes.items()}
+    until = given.get("to")
+    where = _place(text, given, cluster, needed=not kind.everywhere)
+    return Fault(
+        kind=name,
+        sizes=sizes,
+        texts={key: given.get(key, value) for key, value in kind.texts.items()},
+        first=int(_number(text, "from", given.get("from"), 0)),
+        until=None if until is None else int(_number(text, "to", until, 0)),
+        every=max(1, int(_number(text, "every", given.get("every"), 1))),
+        **where,
+    )
+
+
+def _place(text: str, given: Mapping[str, str], cluster: Cluster, *, needed: bool) -> dict:  # type: ignore[type-arg]
+    ranks: list[int] = []
+    if "rank" in given or "ranks" in given:
+        for part in given.get("rank", given.get("ranks", "")).split("+"):
+            low, _, high = part.partition("-")
+            first = int(_number(text, "rank", low, 0))
+            ranks += range(first, int(_number(text, "rank", high or low, 0)) + 1)
+    elif "host" in given:
+        host = int(_number(text, "host", given["host"], 0))
+        ranks = np.flatnonzero(cluster.host == host).tolist()
+        if not ranks:
+            raise _bad(text, f"on host {host}", f"a host from 0 to {cluster.hosts - 1}")
+    elif "stage" in given:
+        stage = int(_number(text, "stage", given["stage"], 0))
+        ranks = np.flatnonzero(cluster.places["pp"] == stage).tolist()
+        if not ranks:
+            raise _bad(text, f"on stage {stage}", f"a stage from 0 to {cluster.pp - 1}")
+    elif "fraction" in given:
+        count = round(_number(text, "fraction", given["fraction"], 0) * cluster.ranks)
+        ranks = np.linspace(0, cluster.ranks - 1, max(count, 1)).astype(int).tolist()
+    elif "axis" in given:
+        groups = cluster.group_of(given["axis"])
+        ranks = np.flatnonzero(
+            groups == int(_number(text, "group", given.get("group"), 0))
+        ).tolist()
+    if needed and not ranks:
+        raise _bad(text, "without a place", "rank=, ranks=a-b+c, host=, stage= or fraction=")
+    if ranks and not 0 <= min(ranks) <= max(ranks) < cluster.ranks:
+        raise _bad(text, f"on rank {max(ranks)}", f"ranks from 0 to {cluster.ranks - 1}")
+    hosts = (int(given["host"]),) if "host" in given else ()
+    return {
+        "ranks": tuple(sorted(set(ranks))),
+        "hosts": hosts,
+        "stage": int(given["stage"]) if "stage" in given else None,
+        "axis": given.get("axis"),
+        "group": int(given["group"]) if "group" in given else None,
+    }
+
+
+def _number(text: str, key: str, value: str | None, default: float) -> float:
+    try:
+        return default if value is None else float(value)
+    except ValueError:
+        raise _bad(text, f"saying {key}={value}", f"a number for {key}") from None
+
+
+def _bad(text: str, got: str, expected: str) -> ConfigError:
+    return ConfigError(
+        f"the fault {text!r}",
+        got=got,
+        expected=expected,
+        fix="See `argus simulate --help` for the kinds of faults and what they take.",
+    )
