@@ -2,6 +2,7 @@
 
 from argus_otel.encode.metrics import Counter, Gauge, Histogram, encode_metrics_request
 from argus_otel.encode.requests import EncodedSpans, encode_resource, encode_trace_requests
+from argus_otel.encode.shaped import ShapedSpanEncoder
 from argus_otel.encode.spans import encode_span
 from argus_otel.encode.templates import SpanTemplate
 from argus_otel.encode.user_spans import encode_user_spans
@@ -11,6 +12,7 @@ __all__ = [
     "EncodedSpans",
     "Gauge",
     "Histogram",
+    "ShapedSpanEncoder",
     "SpanTemplate",
     "encode_metrics_request",
     "encode_resource",

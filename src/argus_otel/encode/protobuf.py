@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from argus_otel.wire.varints import TABLED, VARINTS, varint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,22 +17,9 @@ _PACK_DOUBLE = struct.Struct("<d").pack
 _PACK_FIXED64 = struct.Struct("<Q").pack
 _UINT64_MASK = (1 << 64) - 1
 
-# One-byte varints, which are most of them, come from a table.
-_SMALL = tuple(bytes((value,)) for value in range(128))
-
 _TRUE, _FALSE = b"\x10\x01", b"\x10\x00"
-
-
-def varint(value: int) -> bytes:
-    """An unsigned integer, 0 to 2**64 - 1, in its shortest form."""
-    if value < 128:
-        return _SMALL[value]
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+_MAX_KEYS: Final = 4096
+_LONGEST_VARINT: Final = 10
 
 
 def tag(number: int, wire_type: int) -> bytes:
@@ -67,37 +56,91 @@ def text(value: str) -> bytes:
     return value.encode("utf-8", "replace")
 
 
+@lru_cache(maxsize=1024)
+def name_and_kind(name: str, kind: int = 1) -> bytes:
+    """Span's ``name`` and ``kind``; a few names make up all of a process's spans."""
+    return message(5, text(name)) + bytes((0x30, kind))
+
+
 def attributes(number: int, pairs: Mapping[str, AttributeValue]) -> bytes:
-    """KeyValue fields, one for each attribute, in order."""
+    """KeyValue fields, one for each attribute, in order.
+
+    Cost:
+        Background thread; 0.2 µs for a number, 0.6 µs for others.
+    """
+    heads, table = _heads(number), VARINTS
     out: list[bytes] = []
     for key, value in pairs.items():
-        if type(value) is float:  # half of a digest, and of one length
-            out += (_double_head(number, key), _PACK_DOUBLE(value))
+        kind = type(value)
+        if kind is float:
+            out += (heads[key].double, _PACK_DOUBLE(value))
+        elif kind is int:
+            data = table[value] if 0 <= value < TABLED else varint(value & _UINT64_MASK)  # type: ignore[index,operator]
+            out += (heads[key].integer[len(data)], data)
         else:
             out.append(attribute(number, key, value))
     return b"".join(out)
 
 
-@lru_cache(maxsize=4096)
-def _double_head(number: int, key: str) -> bytes:
+def double_head(number: int, key: str) -> bytes:
     """A KeyValue field up to the eight bytes of its double."""
-    head, key_field = _key(number, key)
-    return head + varint(len(key_field) + 11) + key_field + b"\x12\x09\x21"
+    return _heads(number)[key].double
+
+
+def integer_heads(number: int, key: str) -> Sequence[bytes]:
+    """KeyValue fields up to the bytes of their integer, by the number of these bytes."""
+    return _heads(number)[key].integer
+
+
+class _Head(NamedTuple):
+    """What is the same in all KeyValue fields of one key."""
+
+    tag: bytes
+    key: bytes
+    """The field ``key``."""
+    double: bytes
+    """All of the KeyValue up to a double's bytes."""
+    integer: tuple[bytes, ...]
+    """All of the KeyValue up to an integer's bytes, for each number of them."""
+
+
+class _Heads(dict[str, _Head]):
+    """Heads by key, of KeyValue fields with one number; made when first asked for."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._tag = tag(number, 2)
+
+    def __missing__(self, key: str) -> _Head:
+        key_field = message(1, text(key))
+
+        def up_to(value_tag: bytes, length: int) -> bytes:
+            value = varint(len(value_tag) + length) + value_tag
+            size = len(key_field) + 1 + len(value) + length
+            return self._tag + varint(size) + key_field + b"\x12" + value
+
+        if len(self) >= _MAX_KEYS:
+            self.clear()
+        head = self[key] = _Head(
+            self._tag,
+            key_field,
+            up_to(b"\x21", 8),
+            tuple([up_to(b"\x18", length) for length in range(_LONGEST_VARINT + 1)]),
+        )
+        return head
+
+
+@lru_cache(maxsize=8)
+def _heads(number: int) -> _Heads:
+    return _Heads(number)
 
 
 def attribute(number: int, key: str, value: AttributeValue) -> bytes:
     """One KeyValue field."""
-    head, key_field = _key(number, key)
+    head = _heads(number)[key]
     any_value = value_message(value)
-    size = len(any_value)
-    value_field = b"\x12" + (_SMALL[size] if size < 128 else varint(size)) + any_value
-    size = len(key_field) + len(value_field)
-    return head + (_SMALL[size] if size < 128 else varint(size)) + key_field + value_field
-
-
-@lru_cache(maxsize=4096)
-def _key(number: int, key: str) -> tuple[bytes, bytes]:
-    return tag(number, 2), message(1, text(key))
+    value_field = b"\x12" + varint(len(any_value)) + any_value
+    return head.tag + varint(len(head.key) + len(value_field)) + head.key + value_field
 
 
 def value_message(value: AttributeValue) -> bytes:
@@ -105,8 +148,7 @@ def value_message(value: AttributeValue) -> bytes:
     kind = type(value)
     if kind is str:
         data = value.encode("utf-8", "replace")  # type: ignore[union-attr]
-        size = len(data)
-        return b"\x0a" + (_SMALL[size] if size < 128 else varint(size)) + data
+        return b"\x0a" + varint(len(data)) + data
     if kind is float:
         return b"\x21" + _PACK_DOUBLE(value)
     if kind is bool:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from argus_otel.encode.protobuf import attributes as encode_attributes
-from argus_otel.encode.protobuf import message, text, varint
+from argus_otel.encode.protobuf import message, text
 from argus_otel.semconv.names import SCHEMA_URL
+from argus_otel.wire.varints import varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -6,7 +6,8 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from argus_otel.encode.protobuf import attributes as encode_attributes
-from argus_otel.encode.protobuf import message, text, varint
+from argus_otel.encode.protobuf import message, name_and_kind, text
+from argus_otel.wire.varints import varint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,16 +27,24 @@ _FLAGS_REMOTE: Final = 0x303
 
 KIND_INTERNAL: Final = 1
 
+PARENT_HEAD: Final = b"\x22\x08"
+NO_PARENT: Final = b"\x50" + b"\x80" * 8 + b"\x00"
+"""What stands in place of a parent where there is none but room for one:
+dropped_attributes_count = 0, its varint padded so that the field is as long as a parent. Eight
+zero bytes would be an invalid parent instead of none."""
+
 _LINKS_FIELD: Final = 13
 _STATUS_FIELD: Final = 15
 _STATUS_ERROR: Final = b"\x18\x02"  # Status.code = STATUS_CODE_ERROR
 
 _TIMES = struct.Struct("<BQBQ").pack  # start_time_unix_nano (7), end_time_unix_nano (8)
 _FLAGS = struct.Struct("<BBI").pack  # a tag of two bytes (16, fixed32), then the flags
-_FLAGS_TAG: Final = (0x85, 0x01)
+FLAGS_FIELD: Final = _FLAGS(0x85, 0x01, FLAGS_LOCAL)
+"""What every span without a remote parent ends with."""
+_FLAGS_FIELD_REMOTE: Final = _FLAGS(0x85, 0x01, _FLAGS_REMOTE)
 _TRACE_ID_HEAD: Final = b"\x0a\x10"
 _SPAN_ID_HEAD: Final = b"\x12\x08"
-_PARENT_HEAD: Final = b"\x22\x08"
+_NO_ID: Final = bytes(8)
 
 
 def encode_span(
@@ -71,26 +80,25 @@ def encode_span(
         ValueError: An id has the wrong length, which is a bug of the caller's.
 
     Cost:
-        Background thread; about 0.5 µs an attribute.
+        Background thread; 3 µs, and about 0.3 µs an attribute.
     """
     if len(trace_id) != 16 or len(span_id) != 8 or len(parent_span_id or span_id) != 8:
         msg = "a trace id has 16 bytes and a span id 8"
         raise ValueError(msg)
     parts = [_TRACE_ID_HEAD, trace_id, _SPAN_ID_HEAD, span_id]
-    if parent_span_id is not None and any(parent_span_id):
-        parts += [_PARENT_HEAD, parent_span_id]
-    parts += [
-        message(5, text(name)),
-        bytes((0x30, kind)),
+    if parent_span_id is not None and parent_span_id != _NO_ID:
+        parts += (PARENT_HEAD, parent_span_id)
+    parts += (
+        name_and_kind(name, kind),
         _TIMES(0x39, start_ns, 0x41, end_ns),
         encode_attributes(ATTRIBUTES_FIELD, attributes),
-    ]
+    )
     parts += [
         message(_LINKS_FIELD, _TRACE_ID_HEAD + linked_trace + _SPAN_ID_HEAD + linked_span)
         for linked_trace, linked_span in links
     ]
     if error is not None:
         parts.append(message(_STATUS_FIELD, message(2, text(error)) + _STATUS_ERROR))
-    parts.append(_FLAGS(*_FLAGS_TAG, _FLAGS_REMOTE if parent_is_remote else FLAGS_LOCAL))
+    parts.append(_FLAGS_FIELD_REMOTE if parent_is_remote else FLAGS_FIELD)
     body = b"".join(parts)
     return b"\x12" + varint(len(body)) + body

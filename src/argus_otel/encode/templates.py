@@ -9,14 +9,21 @@ Shape legend: N = spans in the batch; K = integer fields.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from argus_otel.encode.protobuf import attribute, message, text, varint
-from argus_otel.encode.spans import ATTRIBUTES_FIELD, FLAGS_LOCAL, KIND_INTERNAL, SPANS_FIELD
+from argus_otel.encode.protobuf import attribute, message, text
+from argus_otel.encode.spans import (
+    ATTRIBUTES_FIELD,
+    FLAGS_FIELD,
+    KIND_INTERNAL,
+    NO_PARENT,
+    PARENT_HEAD,
+    SPANS_FIELD,
+)
+from argus_otel.wire.varints import varint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,11 +35,7 @@ if TYPE_CHECKING:
 # A varying value inside AnyValue: its tag, then a place of this many bytes.
 _VALUE_PLACES: Final = {"int": (b"\x18", 10), "double": (b"\x21", 8), "bool": (b"\x10", 1)}
 
-_PARENT_HEAD: Final = b"\x22\x08"
-_PARENT_PLACE: Final = 10  # head and id
-# What stands where a row has no parent: dropped_attributes_count = 0, its varint padded so that
-# the field is as long as a parent. Eight zero bytes would be an invalid parent instead of none.
-_NO_PARENT: Final = b"\x50" + b"\x80" * 8 + b"\x00"
+_PARENT_PLACE: Final = len(NO_PARENT)  # head and id
 
 _SPREAD: Final = tuple(
     (np.uint64(keep_low), np.uint64(keep_high), np.uint64(shift))
@@ -75,7 +78,7 @@ class SpanTemplate:
         self.fields: dict[str, FieldType] = dict(fields)
         row = bytearray(b"\x0a\x10" + bytes(16) + b"\x12\x08" + bytes(8))
         self._trace_id_at, self._span_id_at, self._parent_at = 2, 20, 28
-        row += _PARENT_HEAD + bytes(8)
+        row += PARENT_HEAD + bytes(8)
         row += message(5, text(name)) + bytes((0x30, kind))
         self._start_at, self._end_at = len(row) + 1, len(row) + 10
         row += b"\x39" + bytes(8) + b"\x41" + bytes(8)
@@ -87,7 +90,7 @@ class SpanTemplate:
             value = message(2, value_tag + bytes(width))
             row += message(ATTRIBUTES_FIELD, message(1, text(key)) + value)
             places[key] = len(row) - width
-        row += b"\x85\x01" + struct.pack("<I", FLAGS_LOCAL)
+        row += FLAGS_FIELD
         # Rows of a batch in which no span has a parent are shorter; the prefix differs too.
         orphan = row[: self._parent_at] + row[self._parent_at + _PARENT_PLACE :]
         self._row, self._head = _prefixed(row)
@@ -169,9 +172,9 @@ class SpanTemplate:
 
     @staticmethod
     def _fill_parents(rows: NDArray[np.uint8], at: int, parents: NDArray[np.uint64]) -> None:
-        _words(rows, at + len(_PARENT_HEAD))[:] = parents
+        _words(rows, at + len(PARENT_HEAD))[:] = parents
         if parents.ndim and not parents.all():
-            rows[parents == 0, at : at + _PARENT_PLACE] = np.frombuffer(_NO_PARENT, np.uint8)
+            rows[parents == 0, at : at + _PARENT_PLACE] = np.frombuffer(NO_PARENT, np.uint8)
 
     def _fill_fields(
         self, rows: NDArray[np.uint8], head: int, fields: Mapping[str, NDArray[Any]]
