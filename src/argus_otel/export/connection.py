@@ -3,66 +3,46 @@
 A time-out of a socket holds for one operation: an endpoint that sends a byte now and then can
 hold a thread for hours. Here one deadline spans connecting, the TLS handshake, sending, and every
 read of the answer. Only the resolver (``getaddrinfo``) keeps to its own time-outs.
+
+It writes its requests itself, for the cost of one post a second on every rank, and so that
+nobody's instrumentation of an HTTP library makes spans of our posts, and posts of those spans.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import io
 import os
-import socket
+import select
 import ssl
-import sys
-import time
-from dataclasses import dataclass
 from http.client import HTTPException
-from queue import LifoQueue
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, urlsplit
 
-import urllib3
-from opentelemetry.instrumentation.utils import suppress_instrumentation
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import (
-    HTTPError,
-    NameResolutionError,
-    NewConnectionError,
+from argus_otel.export.answers import Answer, Stream, read_answer
+from argus_otel.export.dialling import (
+    Deadline,
+    NestedTls,
+    Place,
+    SocketStream,
+    UnreachableError,
+    dial,
+    open_tunnel,
 )
-from urllib3.exceptions import (
-    TimeoutError as UrllibTimeoutError,
-)
-
-if sys.version_info >= (3, 12):
-    from typing import override
-else:
-    from typing_extensions import override
+from argus_otel.export.targets import basic_authorization
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
 
     from argus_otel.export.targets import Target
 
-MAX_ANSWER_BYTES: Final = 64 * 1024
-"""An answer is a few bytes of protobuf; more is read by nobody."""
+__all__ = ["Answer", "TargetConnection", "UnreachableError"]
 
+# Of a path and a query, what RFC 3986 lets stand; "%" too, since they are percent-encoded already.
+_AS_IT_IS: Final = "/?:@!$&'()*+,;=-._~%"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What the endpoint said."""
-
-    status: int
-    headers: Mapping[str, str]
-    """Names are looked up without regard to case."""
-    body: bytes
-    """The first ``MAX_ANSWER_BYTES``."""
-
-
-class UnreachableError(Exception):
-    """No answer: refused, reset, timed out, not trusted. ``cause`` is one of four short words."""
-
-    def __init__(self, cause: str, detail: str) -> None:
-        self.cause = cause
-        super().__init__(detail)
+# What the body's form on this connection needs is not a user's to choose.
+_OURS: Final = frozenset({"content-length", "transfer-encoding"})
 
 
 class TargetConnection:
@@ -70,68 +50,63 @@ class TargetConnection:
 
     Args:
         target: Where to; its files were checked when it was made.
+        headers: All of them, authentication included; ``host`` and ``accept-encoding`` are added
+            where they are missing.
+
+    Raises:
+        ValueError: A header holds what would break the protocol.
     """
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._deadline = _Deadline()
-        self._sockets: list[socket.socket] = []
-        options: dict[str, Any] = {"num_pools": 1, "maxsize": 1, "retries": False}
-        self._manager: urllib3.PoolManager
-        if target.proxy_url is None:
-            self._manager = urllib3.PoolManager(ssl_context=target.ssl_context(), **options)
-        else:
-            proxy = urllib3.util.parse_url(target.proxy_url)
-            headers = urllib3.util.make_headers(proxy_basic_auth=proxy.auth) if proxy.auth else None
-            self._manager = urllib3.ProxyManager(
-                target.proxy_url,
-                proxy_headers=headers,
-                ssl_context=target.ssl_context(),
-                **options,
-            )
-        url = urllib3.util.parse_url(target.url)
-        self._pool = self._manager.connection_from_host(url.host, url.port, url.scheme)
-        self._abandoned: list[object] = []
-        kind = _TlsConnection if self._pool.scheme == "https" else _PlainConnection
-        self._pool.ConnectionCls = functools.partial(  # type: ignore[assignment]
-            kind, deadline=self._deadline, sockets=self._sockets
-        )
+    def __init__(self, target: Target, headers: Mapping[str, str]) -> None:
+        self._context = target.ssl_context()
+        self._deadline = Deadline()
+        self._place = Place.of(target.url)
+        self._proxy = None if target.proxy_url is None else Place.of(target.proxy_url)
+        authorization = _proxy_authorization(target.proxy_url)
+        self._tunnel_headers = _lines(authorization)
+        path = _path(target.url)
+        if self._proxy is not None and not self._place.is_tls:
+            path = f"{target.url.partition('://')[0]}://{self._host_field()}{path}"
+            headers = {**authorization, **headers}
+        usual = {"host": self._host_field(), "accept-encoding": "identity"}
+        given = {name.lower(): value for name, value in headers.items()}
+        lines = _lines({k: v for k, v in (usual | given).items() if k not in _OURS})
+        self._head = b"POST %s HTTP/1.1\r\n%scontent-length: " % (path.encode("ascii"), lines)
+        self._connected: socket.socket | None = None
+        self._stream: Stream | None = None
+        self._readable = select.poll()
 
-    def post(self, body: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:
+    def post(self, body: bytes, timeout_s: float) -> Answer:
         """Send one request and read its answer.
 
         Redirects are answers like any other: nothing is sent to a host that was not configured.
 
         Args:
             body: As it goes over the wire.
-            headers: All of them, authentication included.
             timeout_s: Bound on the whole exchange.
 
         Raises:
             UnreachableError: There is no answer, for whatever reason.
+
+        Cost:
+            About 50 µs of CPU in a row; 200 to 300 µs once a second, with cold caches.
         """
         self._deadline.start(timeout_s)
         try:
-            # Whoever instruments urllib3 would otherwise get a span for each of our posts, and
-            # then a post for each of those spans.
-            with suppress_instrumentation():
-                response = self._manager.urlopen(
-                    "POST",
-                    self._target.url,
-                    body=body,
-                    headers=headers,
-                    redirect=False,
-                    retries=False,
-                    preload_content=False,
-                    timeout=urllib3.Timeout(connect=timeout_s, read=timeout_s),
-                )
-                return _read_answer(response)
-        except (HTTPError, HTTPException, OSError, ValueError) as error:
-            raise UnreachableError(_cause(error), _detail(error)) from error
+            return self._exchange(b"%s%d\r\n\r\n%s" % (self._head, len(body), body))
+        except UnreachableError:
+            self.close()
+            raise
+        except (HTTPException, OSError, ValueError) as error:
+            self.close()
+            detail = f"{type(error).__name__}: {error}"[:300]
+            raise UnreachableError(_cause(error), detail) from error
 
     def close(self) -> None:
         """Close the connection; the next post opens a new one."""
-        self._manager.clear()
+        connected, self._connected, self._stream = self._connected, None, None
+        if connected is not None:
+            connected.close()
 
     def abandon(self) -> None:
         """In a forked child: let go of its copy of the descriptor, and take no lock for it.
@@ -140,165 +115,111 @@ class TargetConnection:
         is here to release it. Whoever calls this keeps the object for good, so that no finaliser
         takes one either.
         """
-        for connected in self._sockets:
+        if self._connected is not None:
             with contextlib.suppress(OSError):
-                os.close(connected.detach())
-        waiting = self._pool.pool
-        if waiting is not None:
-            # At the interpreter's end urllib3 empties the pool, under this queue's lock.
-            self._abandoned = list(waiting.queue)
-            LifoQueue.__init__(waiting, waiting.maxsize)
+                os.close(self._connected.detach())
+
+    # --- One exchange -----------------------------------------------------------------------------
+
+    def _exchange(self, request: bytes) -> Answer:
+        stream = self._kept()
+        is_new = stream is None
+        if stream is None:
+            stream = self._open()
+        whole = _send(stream, request)
+        if not whole and not is_new:
+            # It was closed since the last post. Part of a request is accepted by nobody, so this
+            # is no repetition; and the endpoint may well be there.
+            stream = self._open()
+            whole = _send(stream, request)
+        answer, stays_open = read_answer(stream)
+        if not (whole and stays_open):
+            self.close()
+        return answer
+
+    def _kept(self) -> Stream | None:
+        """The connection of the last post, unless its other side has ended it."""
+        # An endpoint has nothing to say unasked: what can be read now is the end of the connection.
+        return None if self._stream is None or self._readable.poll(0) else self._stream
+
+    def _open(self) -> Stream:
+        self.close()
+        stream = self._open_to(self._proxy or self._place)
+        if self._proxy is not None and self._context is not None:
+            open_tunnel(stream, self._place, self._tunnel_headers)
+            if self._proxy.is_tls:
+                stream = NestedTls(stream, self._context, _server_name(self._place))
+            else:
+                stream = self._secure(self._context, self._place)
+        self._stream = stream
+        self._readable = select.poll()
+        if self._connected is not None:
+            self._readable.register(self._connected, select.POLLIN)
+        return stream
+
+    def _open_to(self, place: Place) -> Stream:
+        """Connect to the target, or to the proxy in front of it."""
+        self._connected = dial(place, self._deadline)
+        if not place.is_tls:
+            return SocketStream(self._connected, self._deadline)
+        # A client certificate for the target is not shown to its proxy.
+        context = self._context if place is self._place else None
+        return self._secure(context or ssl.create_default_context(), place)
+
+    def _secure(self, context: ssl.SSLContext, place: Place) -> Stream:
+        """The same connection with TLS on it, the handshake done."""
+        if self._connected is None:  # pragma: no cover
+            msg = "not connected"
+            raise OSError(msg)
+        self._connected.settimeout(self._deadline.left_s())
+        # From here on another object has the descriptor, which `abandon` must know.
+        secured = context.wrap_socket(
+            self._connected, server_hostname=_server_name(place), do_handshake_on_connect=False
+        )
+        self._connected = secured
+        secured.do_handshake()
+        return SocketStream(secured, self._deadline)
+
+    def _host_field(self) -> str:
+        default_port = 443 if self._place.is_tls else 80
+        return self._place.name if self._place.port == default_port else self._place.authority
 
 
-def _read_answer(response: urllib3.BaseHTTPResponse) -> Answer:
+def _send(stream: Stream, request: bytes) -> bool:
+    """Whether all of it was sent; if not, an answer may be there nevertheless, which says why."""
     try:
-        data = response.read(MAX_ANSWER_BYTES + 1, decode_content=False)
-    except (HTTPError, HTTPException, OSError):
-        # The status is known, and what was accepted must not be sent again.
-        response.close()
-        return Answer(status=response.status, headers=response.headers, body=b"")
-    if len(data) > MAX_ANSWER_BYTES:
-        response.close()  # with the rest unread, the connection cannot be used again
-    else:
-        response.release_conn()
-    return Answer(status=response.status, headers=response.headers, body=data[:MAX_ANSWER_BYTES])
+        stream.send_all(request)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
+def _path(url: str) -> str:
+    parts = urlsplit(url)
+    path = parts.path or "/"
+    return quote(f"{path}?{parts.query}" if parts.query else path, safe=_AS_IT_IS)
+
+
+def _server_name(place: Place) -> str:
+    return place.host.partition("%")[0].rstrip(".")
+
+
+def _proxy_authorization(proxy_url: str | None) -> dict[str, str]:
+    parts = urlsplit(proxy_url or "")
+    if parts.username is None:
+        return {}
+    return {"proxy-authorization": basic_authorization(parts.username, parts.password or "")}
+
+
+def _lines(headers: Mapping[str, str]) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    if lines.count("\n") != len(headers) or lines.count("\r") != len(headers) or "\0" in lines:
+        msg = "a header holds a line break"
+        raise ValueError(msg)
+    return lines.encode("latin-1")
 
 
 def _cause(error: BaseException) -> str:
-    """Which kind of trouble, looking through the wrappers of urllib3."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, ssl.SSLError | ssl.CertificateError):
-            return "tls"
-        if isinstance(seen, NewConnectionError):
-            return "unreachable"
-        if isinstance(seen, TimeoutError | UrllibTimeoutError):
-            return "timed_out"
-        seen = seen.__cause__ or seen.__context__ or _wrapped(seen)
-    return "connection_lost"
-
-
-def _wrapped(error: BaseException) -> BaseException | None:
-    inner = error.args[-1] if error.args else None
-    return inner if isinstance(inner, BaseException) else None
-
-
-def _detail(error: BaseException) -> str:
-    """The message without the repr of a connection object, whose address changes each time."""
-    return f"{type(error).__name__}: {str(error).rpartition('>: ')[2]}"[:300]
-
-
-class _Deadline:
-    """The end of the request under way, shared with the connection that carries it."""
-
-    def __init__(self) -> None:
-        self._end_s = 0.0
-
-    def start(self, timeout_s: float) -> None:
-        self._end_s = time.monotonic() + timeout_s
-
-    def left_s(self) -> float:
-        """Seconds left, always more than 0, which a socket would take for "do not block"."""
-        left_s = self._end_s - time.monotonic()
-        if left_s <= 0:
-            msg = "deadline of the request has passed"
-            raise TimeoutError(msg)
-        return left_s
-
-
-class _DeadlineSocket:
-    """A connected socket whose sends and reads end with the request's deadline."""
-
-    def __init__(self, connected: socket.socket, deadline: _Deadline) -> None:
-        self._connected = connected
-        self._deadline = deadline
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self._connected, name)
-
-    def sendall(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            self._connected.settimeout(self._deadline.left_s())
-            view = view[self._connected.send(view) :]
-
-    def makefile(self, *_: object, **__: object) -> io.BufferedReader:
-        raw = self._connected.makefile("rb", buffering=0)
-        return io.BufferedReader(_DeadlineReader(raw, self._connected, self._deadline))
-
-
-class _DeadlineReader(io.RawIOBase):
-    def __init__(self, raw: io.RawIOBase, connected: socket.socket, deadline: _Deadline) -> None:
-        self._raw = raw
-        self._connected = connected
-        self._deadline = deadline
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def readinto(self, buffer: Any) -> int | None:
-        self._connected.settimeout(self._deadline.left_s())
-        count: int | None = self._raw.readinto(buffer)
-        return count
-
-    @override
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-def _connect(connection: HTTPConnection, deadline: _Deadline) -> socket.socket:
-    """A socket to the first address that answers, each given its share of the time left."""
-    try:
-        addresses = socket.getaddrinfo(connection.host, connection.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        reason = socket.gaierror(*error.args)
-        raise NameResolutionError(connection.host, connection, reason) from error
-    failure: OSError = OSError("no address")
-    for index, (family, kind, protocol, _, address) in enumerate(addresses):
-        connected = socket.socket(family, kind, protocol)
-        try:
-            for option in connection.socket_options or ():
-                connected.setsockopt(*option)
-            connected.settimeout(deadline.left_s() / (len(addresses) - index))
-            connected.connect(address)
-            # The TLS handshake comes next, under this one time-out.
-            connected.settimeout(deadline.left_s())
-        except OSError as error:
-            connected.close()
-            failure = error
-        else:
-            return connected
-    if isinstance(failure, TimeoutError):
-        raise failure
-    raise NewConnectionError(connection, str(failure)) from failure
-
-
-class _PlainConnection(HTTPConnection):
-    @override
-    def __init__(
-        self, *args: Any, deadline: _Deadline, sockets: list[socket.socket], **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._deadline = deadline
-        self._sockets = sockets
-
-    @override
-    def _new_conn(self) -> socket.socket:
-        connected = _connect(self, self._deadline)
-        self._sockets[:] = [connected]
-        return connected
-
-    @override
-    def connect(self) -> None:
-        super().connect()
-        if isinstance(self.sock, socket.socket):  # over TLS another object has the descriptor now
-            self._sockets[:] = [self.sock]
-        connected: Any = _DeadlineSocket(self.sock, self._deadline)
-        self.sock = connected
-
-
-class _TlsConnection(_PlainConnection, HTTPSConnection):
-    """The same over TLS: ``super().connect()`` above is then HTTPSConnection's."""
+    if isinstance(error, ssl.SSLError | ssl.CertificateError):
+        return "tls"
+    return "timed_out" if isinstance(error, TimeoutError) else "connection_lost"

@@ -36,16 +36,19 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     A date is compared with the answer's own ``Date`` where there is one, so that it does not
     matter how wrong this host's clock is.
 
+    Args:
+        headers: Names in lower case.
+
     Source:
         RFC 9110, 10.2.3
     """
-    value = (headers.get("Retry-After") or "").strip()
+    value = (headers.get("retry-after") or "").strip()
     if value.isascii() and value.isdigit():
         return min(float(value), MAX_RETRY_AFTER_S)
     until = _date(value)
     if until is None:
         return None
-    now = _date(headers.get("Date") or "") or datetime.now(UTC)
+    now = _date(headers.get("date") or "") or datetime.now(UTC)
     return min(max((until - now).total_seconds(), 0.0), MAX_RETRY_AFTER_S)
 
 

@@ -47,7 +47,6 @@ class _Route:
     """One signal's way out and how it fares."""
 
     target: Target
-    headers: dict[str, str]
     not_before_s: float
     connection: TargetConnection | None = None
     failures: int = 0
@@ -99,10 +98,7 @@ class Sender:
         self._warned: set[str] = set()
         self._closed = False
         first_s = self._clock() + self._random() * self._first_post_jitter_s
-        self._routes = {
-            signal: _Route(target, self._headers(target), first_s)
-            for signal, target in self._targets.items()
-        }
+        self._routes = {signal: _Route(target, first_s) for signal, target in self._targets.items()}
 
     def _headers(self, target: Target) -> dict[str, str]:
         headers = {"user-agent": self._user_agent, **target.headers}
@@ -244,9 +240,9 @@ class Sender:
         self._count(requests=1)
         try:
             if route.connection is None:
-                route.connection = TargetConnection(route.target)
-            timeout_s = min(route.target.timeout_s, left_s)
-            answer = route.connection.post(request.body, route.headers, timeout_s)
+                headers = self._headers(route.target)
+                route.connection = TargetConnection(route.target, headers)
+            answer = route.connection.post(request.body, min(route.target.timeout_s, left_s))
         except UnreachableError as error:
             self._retry(request, route, cause=error.cause, problem=str(error))
         except Exception as error:  # noqa: BLE001  # a bug here, or in a library, is not the job's

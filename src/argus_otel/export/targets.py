@@ -8,16 +8,15 @@ Source:
 
 from __future__ import annotations
 
+import base64
 import math
 import ssl
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, unquote_to_bytes, urlsplit, urlunsplit
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
-
-from urllib3.util import make_headers
 
 from argus_otel._runtime.errors import ConfigError
 
@@ -70,6 +69,7 @@ class Target:
         if not self.url.startswith("https:"):
             return None
         context = ssl.create_default_context(cafile=self.certificate_file)
+        context.set_alpn_protocols(["http/1.1"])
         if self.client_certificate_file is not None:
             context.load_cert_chain(self.client_certificate_file, self.client_key_file)
         return context
@@ -88,6 +88,16 @@ def targets_from_environment(
         ConfigError: A value cannot be used. Header values are never in the message.
     """
     return {signal: _target(environ, signal) for signal in signals}
+
+
+def basic_authorization(username: str, password: str) -> str:
+    """The value of an Authorization field, from a URL's percent-encoded parts.
+
+    Source:
+        RFC 7617
+    """
+    pair = unquote_to_bytes(username) + b":" + unquote_to_bytes(password)
+    return f"Basic {base64.b64encode(pair).decode('ascii')}"
 
 
 def _target(environ: Mapping[str, str], signal: Signal) -> Target:
@@ -158,8 +168,8 @@ def _endpoint(environ: Mapping[str, str], signal: Signal) -> tuple[str, dict[str
         path = f"{path.rstrip('/')}/v1/{signal}"
     authorization = {}
     if parts.username is not None:
-        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        authorization = dict(make_headers(basic_auth=pair))
+        credentials = basic_authorization(parts.username, parts.password or "")
+        authorization = {"authorization": credentials}
     place = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, place, path or "/", parts.query, "")), authorization
 

@@ -141,26 +141,63 @@ class TunnelHandler(socketserver.StreamRequestHandler):
 
     @staticmethod
     def copy(source, sink):
-        while data := source.recv(65536):
-            sink.sendall(data)
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
 
 
-def test_https_goes_through_a_proxy_as_a_tunnel(send_one, certificates, receiver):
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), TunnelHandler) as proxy:
+class TlsServer(socketserver.ThreadingTCPServer):
+    """A server that speaks TLS where it is given a context."""
+
+    context = None
+
+    def finish_request(self, request, client_address):
+        if self.context is not None:
+            request = self.context.wrap_socket(request, server_side=True)
+        with request:
+            super().finish_request(request, client_address)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_https_goes_through_a_proxy_as_a_tunnel(
+    send_one, certificates, receiver, server_context, monkeypatch, scheme
+):
+    """A https:// proxy is trusted as the system says, not as the endpoint is."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "authority.pem"))
+    with TlsServer(("127.0.0.1", 0), TunnelHandler) as proxy:
         proxy.asked = []
+        proxy.context = server_context if scheme == "https" else None
         thread = threading.Thread(target=proxy.serve_forever, args=(0.02,))
         thread.start()
         stats = send_one(
             certificate_file=str(certificates / "authority.pem"),
-            proxy_url=f"http://127.0.0.1:{proxy.server_address[1]}",
+            proxy_url=f"{scheme}://127.0.0.1:{proxy.server_address[1]}",
         )
         proxy.shutdown()
         thread.join()
 
+        assert stats.last_error is None
         assert stats.sent_records == 1
         assert proxy.asked == [("CONNECT", receiver.endpoint.removeprefix("https://"))]
+
+
+def test_an_endpoint_that_never_shakes_hands_is_left_in_time(certificates, clock, spans_body):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = Target(
+            url=f"https://127.0.0.1:{silent.getsockname()[1]}/v1/traces",
+            certificate_file=str(certificates / "authority.pem"),
+            timeout_s=0.3,
+        )
+        sender = Sender({Signal.TRACES: target}, clock=clock, random=lambda: 0.0)
+        sender.submit(Signal.TRACES, spans_body(1), 1)
+
+        sender.pump(BUDGET_S)
+
+        assert sender.stats.queue_records == 1
+        assert "timed out" in sender.stats.last_error
+        sender.close()
 
 
 def test_the_environment_names_the_files(certificates):
