@@ -3,8 +3,8 @@
 import pytest
 
 from argus_otel._runtime.bundled import bundled_path
-from argus_otel.detect.cases import read_cases
 from argus_otel.detect.definition import load_detectors
+from argus_otel.testing.cases import read_cases
 
 DETECTORS = load_detectors(bundled_path("detectors"))
 CASES = [

@@ -2,17 +2,19 @@
 
 A detector is a pure function ``detect(window, params) -> Diagnosis``. It names one fault a finding,
 normally one rank each: the engine puts together the windows of one fault, and the ranks that fell
-ill together.
+ill together. One whose ``detector.yaml`` says ``scope: run`` is asked once, ``detect(run, params)``,
+and names each fault whole.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from argus_otel.detect.definition import Params
 from argus_otel.detect.reference import Comparison, compare
+from argus_otel.detect.run import Event, Group, Passes, Run
 from argus_otel.detect.statistics import (
     lowest_mean,
     luck_of_fastest_quarter,
@@ -32,20 +34,31 @@ __all__ = [
     "Abstention",
     "Comparison",
     "Diagnosis",
+    "Event",
     "Finding",
+    "Group",
     "Onset",
     "Params",
+    "Passes",
+    "Run",
     "Window",
     "abstain",
+    "abstain_run",
     "compare",
     "lowest_mean",
     "luck_of_fastest_quarter",
     "luck_of_slowest",
     "make_finding",
+    "make_run_finding",
     "median_over",
     "name_ranks",
+    "name_run_ranks",
     "start_of_lasting_change",
 ]
+
+
+OPEN_STEPS: Final = 5
+"""A fault that shows in one of so many latest steps is still open (DESIGN, detection)."""
 
 
 def name_ranks(window: Window, ranks: Sequence[int]) -> str:
@@ -53,8 +66,12 @@ def name_ranks(window: Window, ranks: Sequence[int]) -> str:
 
     At most eight numbers; runs are joined to ``8-15``.
     """
-    numbers = [int(window.ranks_R[rank]) for rank in ranks]
-    hosts = sorted({window.host(rank) for rank in ranks} - {""})
+    return _named(window.ranks_R, window.frame.hosts_R, ranks)
+
+
+def _named(ranks_R: NDArray[np.int64], hosts_R: Sequence[str], ranks: Sequence[int]) -> str:
+    numbers = [int(ranks_R[rank]) for rank in ranks]
+    hosts = sorted({hosts_R[rank] for rank in ranks} - {""})
     place = f" ({', '.join(hosts)})" if 0 < len(hosts) <= 2 else ""
     return f"Rank{'s' if len(numbers) > 1 else ''} {join_numbers(numbers)}{place}"
 
@@ -82,6 +99,91 @@ def abstain(
         abstentions=(
             Abstention(detector=params.detector, code=code, steps=steps, missing=missing),
         ),
+    )
+
+
+def abstain_run(run: Run, params: Params, code: str, missing: str) -> Diagnosis:
+    """As ``abstain``, of a whole run."""
+    steps = (int(run.ordinals_A[0]), int(run.ordinals_A[-1])) if run.ordinals_A.size else None
+    return Diagnosis(
+        abstentions=(Abstention(detector=params.detector, code=code, steps=steps, missing=missing),)
+    )
+
+
+def name_run_ranks(run: Run, ranks: Sequence[int]) -> str:
+    """As ``name_ranks``, of a whole run."""
+    return _named(run.ranks_R, run.hosts_R, ranks)
+
+
+def make_run_finding(
+    run: Run,
+    params: Params,
+    *,
+    cause: str,
+    ranks: Sequence[int],
+    over_A: NDArray[np.bool_],
+    severity: Severity,
+    slowdown: float,
+    lost_s: float,
+    summary: str,
+    evidence: dict[str, Any],
+    next_step: str | None = None,
+    groups: Sequence[str] = (),
+    exact: bool = True,
+) -> Finding:
+    """Fill a finding in for a whole run.
+
+    Args:
+        run: Where it was seen.
+        params: The detector's.
+        cause: From the closed list.
+        ranks: Indices (not numbers) of the culprits, the one to look at first; empty where nobody
+            is to blame.
+        over_A: Steps that show it; at least one.
+        severity: See ``Params.severity``.
+        slowdown: Ratio of the culprits' time to the healthy reference; 1 where that says nothing.
+        lost_s: Seconds that the job loses in a step that shows it: all ranks wait.
+        summary: One plain sentence.
+        evidence: Numbers, units in their names.
+        next_step: What to do now; the runbook's first aid otherwise.
+        groups: Keys of the groups that are to blame, as text.
+        exact: Whether healthy steps were seen before it.
+    """
+    over = np.flatnonzero(over_A)
+    first, last = int(over[0]), int(over[-1])
+    look_at = int(ranks[0]) if len(ranks) else 0
+    kept = np.flatnonzero(over_A & run.kept_AR[:, look_at])
+    look = int(kept[0]) if kept.size else first
+    usual = run.columns["step_s"][over_A]
+    step_s = float(median_over(median_over(usual, axis=1), axis=0)) if usual.size else np.nan
+    evidence = {
+        **evidence,
+        "steps_affected": int(over.size),
+        "lost_s_per_step": round(lost_s, 6),
+        "look_at_step": int(run.ordinals_A[look]),
+        "look_at_rank": int(run.ranks_R[look_at]),
+        "trace_id": run.trace_id(look, look_at),
+    }
+    step_slowdown = None
+    if np.isfinite(step_s) and step_s > 0:
+        evidence["step_s"] = round(step_s, 6)
+        step_slowdown = round(step_s / (step_s - min(lost_s, 0.99 * step_s)), 3)
+    return Finding(
+        detector=params.detector,
+        cause=cause,
+        ranks=tuple(sorted(int(run.ranks_R[rank]) for rank in ranks)),
+        hosts=tuple(sorted({run.hosts_R[rank] for rank in ranks} - {""})),
+        groups=tuple(groups),
+        first_step=int(run.ordinals_A[first]),
+        last_step=int(run.ordinals_A[last]),
+        onset=Onset(step=int(run.ordinals_A[first]), exact=exact and first > 0),
+        severity=severity,
+        slowdown=round(slowdown, 3),
+        step_slowdown=step_slowdown,
+        summary=summary,
+        next_step=next_step or params.do,
+        state="open" if run.ordinals_A.size - 1 - last < OPEN_STEPS else "ended",
+        evidence=evidence,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 import yaml
 
@@ -16,22 +16,25 @@ from argus_otel.tables.findings import CAUSES, Diagnosis, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from argus_otel.detect.window import Window
-
 _KEYS: Final = {
     "id",
+    "scope",
     "title",
     "cause",
     "needs",
     "peers",
+    "ranks_present",
     "window",
     "params",
     "severity",
     "explains",
     "runbook",
 }
-_REQUIRED: Final = _KEYS - {"peers", "explains"}
+_REQUIRED: Final = _KEYS - {"scope", "peers", "explains", "ranks_present"}
+_SCOPES: Final = ("window", "run")
 _RUNBOOK: Final = {"means", "recognised_by", "false_alarms", "do"}
+PRESENT: Final = 0.9
+"""Share of the job's ranks that must have sent something (DESIGN, detection)."""
 _LEVELS: Final = ("info", "warning", "critical")
 
 
@@ -59,10 +62,10 @@ class Params:
 
 
 class Detect(Protocol):
-    """The one function of a detector: pure, the same answer for the same window."""
+    """The one function of a detector: pure, the same answer for the same window (or run)."""
 
-    def __call__(self, window: Window, params: Params) -> Diagnosis:
-        """Say what the window shows."""
+    def __call__(self, seen: Any, params: Params) -> Diagnosis:  # noqa: ANN401 - Window or Run
+        """Say what the window, or the run, shows."""
         ...
 
 
@@ -76,6 +79,11 @@ class Detector:
     needs: tuple[str, ...]
     """Columns of the steps table; without any value in one of them the detector abstains."""
     needs_peers: bool
+    scope: Literal["window", "run"]
+    """Whether it is asked about each window of settled steps, or once about the run, first steps and
+    compiling steps included."""
+    ranks_present: float
+    """Share of the job's ranks that must have sent something; 0 for one that looks for the silent."""
     window_steps: int
     least_steps: int
     params: Params
@@ -123,6 +131,8 @@ def _load(folder: Path) -> Detector:
         raise _bad(path, f"without {missing}", f"the keys {sorted(_REQUIRED)}")
     if data["cause"] not in CAUSES:
         raise _bad(path, f"naming the cause {data['cause']!r}", f"one of {CAUSES}")
+    if data.get("scope", "window") not in _SCOPES:
+        raise _bad(path, f"giving the scope {data['scope']!r}", f"one of {_SCOPES}")
     if strange := sorted(set(data["needs"]) - set(COLUMNS)):
         raise _bad(path, f"asking for {strange}", f"columns among {COLUMNS}")
     if lacking := sorted(_RUNBOOK - set(data["runbook"])):
@@ -134,6 +144,8 @@ def _load(folder: Path) -> Detector:
         cause=str(data["cause"]),
         needs=tuple(data["needs"]),
         needs_peers=bool(data.get("peers", False)),
+        scope=data.get("scope", "window"),
+        ranks_present=float(data.get("ranks_present", PRESENT)),
         window_steps=int(window["steps"]),
         least_steps=int(window.get("least_steps", window["steps"])),
         params=Params(

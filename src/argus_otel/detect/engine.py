@@ -9,7 +9,7 @@ import numpy as np
 
 from argus_otel.detect.frame import WARM_UP_STEPS, build_frame
 from argus_otel.detect.run import run_of
-from argus_otel.detect.tracks import follow, settle, suppress
+from argus_otel.detect.tracks import follow, settle, suppress, with_cost
 from argus_otel.detect.whatif import weigh
 from argus_otel.detect.window import Window
 from argus_otel.tables.findings import Abstention, Diagnosis
@@ -19,11 +19,9 @@ if TYPE_CHECKING:
 
     from argus_otel.detect.definition import Detector
     from argus_otel.detect.frame import Frame
+    from argus_otel.detect.run import Run
     from argus_otel.tables.findings import Finding
     from argus_otel.tables.schemas import RunTables
-
-_PRESENT: Final = 0.9
-"""Share of the job's ranks that must have sent something (DESIGN, detection)."""
 
 PARTIAL: Final = "some_"
 """Prefix of abstention codes that concern a part of the ranks only."""
@@ -45,10 +43,15 @@ class Verdict:
 
 
 def diagnose(tables: RunTables, detectors: Sequence[Detector]) -> Verdict:
+    """Say what is wrong with a run that is at hand in one piece; see ``diagnose_run``."""
+    return diagnose_run(run_of(tables), detectors)
+
+
+def diagnose_run(run: Run, detectors: Sequence[Detector]) -> Verdict:
     """Say what is wrong with a run.
 
     Args:
-        tables: One run (one attempt, one role).
+        run: One run (one attempt, one role), from ``run.RunBuilder``.
         detectors: See ``definition.load_detectors``.
 
     Returns:
@@ -57,7 +60,7 @@ def diagnose(tables: RunTables, detectors: Sequence[Detector]) -> Verdict:
     Cost:
         Seconds for 12,960 ranks and 100 steps on one core (bench/).
     """
-    frame = build_frame(run_of(tables))
+    frame = build_frame(run)
     findings: list[Finding] = []
     abstentions: list[Abstention] = []
     judged: dict[str, int] = {}
@@ -67,7 +70,8 @@ def diagnose(tables: RunTables, detectors: Sequence[Detector]) -> Verdict:
             abstentions.append(reason)
             judged[detector.id] = 0
             continue
-        said, silent, judged[detector.id] = _slide(frame, detector)
+        judge = _whole if detector.scope == "run" else _slide
+        said, silent, judged[detector.id] = judge(frame, detector)
         findings += [weigh(finding, frame) for finding in said]
         abstentions += silent
     explains = {detector.id: detector.explains for detector in detectors}
@@ -82,8 +86,10 @@ def diagnose(tables: RunTables, detectors: Sequence[Detector]) -> Verdict:
 
 def _cannot_start(frame: Frame, detector: Detector) -> Abstention | None:
     """Why a detector has nothing to work on in the whole run, if so."""
-    settled = frame.ordinals_S.size
-    steps = (int(frame.ordinals_S[0]), int(frame.ordinals_S[-1])) if settled else None
+    of_run = detector.scope == "run"
+    settled = frame.steps_seen if of_run else frame.ordinals_S.size
+    ordinals = frame.whole.ordinals_A if of_run else frame.ordinals_S
+    steps = (int(ordinals[0]), int(ordinals[-1])) if settled else None
     seen = frame.ranks_R.size
 
     def because(code: str, missing: str) -> Abstention:
@@ -91,21 +97,24 @@ def _cannot_start(frame: Frame, detector: Detector) -> Abstention | None:
 
     if frame.steps_seen == 0:
         return because("no_steps", "any step at all; the run has sent none")
+    if settled < detector.least_steps and of_run:
+        return because("too_few_steps", f"{detector.least_steps} steps; {settled} were seen")
     if settled < detector.least_steps:
         return because(
             "too_few_steps",
             f"{detector.least_steps} steps after the first {WARM_UP_STEPS} and without "
             f"compilation; there are {settled} of {frame.steps_seen} seen",
         )
-    if seen < _PRESENT * frame.world_size:
+    if seen < detector.ranks_present * frame.world_size:
         return because(
             "missing_ranks",
-            f"data of at least {_PRESENT:.0%} of {frame.world_size} ranks; only {seen} sent any",
+            f"data of at least {detector.ranks_present:.0%} of {frame.world_size} ranks; only {seen} sent any",
         )
     if frame.unaligned * 2 > settled * seen:
         return because("not_aligned", "a common step count over the ranks")
     for name in detector.needs:
-        if np.isnan(frame.column(name)).all():
+        column = frame.whole.columns[name] if of_run else frame.column(name)
+        if np.isnan(column).all():
             return because("missing_data", f"{name}, which no rank of this run could measure")
     if detector.needs_peers and not frame.peers.buckets:
         if frame.world_size == 1:
@@ -116,6 +125,19 @@ def _cannot_start(frame: Frame, detector: Detector) -> Abstention | None:
             missing = "two ranks that do the same work (same stage, tensor and expert position)"
         return because("too_few_peers", missing)
     return None
+
+
+def _whole(frame: Frame, detector: Detector) -> tuple[list[Finding], list[Abstention], int]:
+    """Ask a detector of runs."""
+    try:
+        diagnosis = detector.detect(frame.whole, detector.params)
+    except Exception as error:  # noqa: BLE001 - a detector may be anybody's code
+        ordinals_A = frame.whole.ordinals_A
+        return [], [_failed((int(ordinals_A[0]), int(ordinals_A[-1])), detector, error)], 0
+    said = diagnosis.abstentions
+    judged = all(abstention.code.startswith(PARTIAL) for abstention in said)
+    findings = [with_cost(finding, frame) for finding in diagnosis.findings]
+    return findings, list(said), int(judged or bool(findings))
 
 
 def _slide(frame: Frame, detector: Detector) -> tuple[list[Finding], list[Abstention], int]:
@@ -131,7 +153,8 @@ def _slide(frame: Frame, detector: Detector) -> tuple[list[Finding], list[Absten
             seen += [(start, finding) for finding in diagnosis.findings]
             said = diagnosis.abstentions
         except Exception as error:  # noqa: BLE001 - a detector may be anybody's code
-            said = (_failed(window, detector, error),)
+            steps = (int(window.ordinals_S[0]), int(window.ordinals_S[-1]))
+            said = (_failed(steps, detector, error),)
         judged += all(abstention.code.startswith(PARTIAL) for abstention in said)
         for abstention in said:
             silent[abstention.code] = _longer(silent.get(abstention.code), abstention)
@@ -140,11 +163,11 @@ def _slide(frame: Frame, detector: Detector) -> tuple[list[Finding], list[Absten
     return findings, list(silent.values()), judged
 
 
-def _failed(window: Window, detector: Detector, error: Exception) -> Abstention:
+def _failed(steps: tuple[int, int], detector: Detector, error: Exception) -> Abstention:
     return Abstention(
         detector=detector.id,
         code="detector_error",
-        steps=(int(window.ordinals_S[0]), int(window.ordinals_S[-1])),
+        steps=steps,
         missing=f"a detector that works: {type(error).__name__}: {error}",
     )
 

@@ -95,7 +95,7 @@ def settle(
                 break
         else:
             joined.append([finding])
-    return [_with_cost(_join(together), frame) for together in joined]
+    return [with_cost(_join(together), frame) for together in joined]
 
 
 def _of_track(track: Track, frame: Frame, *, window_steps: int, last_window: int) -> Finding:
@@ -177,12 +177,13 @@ def _join(together: Sequence[Finding]) -> Finding:
     )
 
 
-def _with_cost(finding: Finding, frame: Frame) -> Finding:
+def with_cost(finding: Finding, frame: Frame) -> Finding:
+    """A finding with its identity, and its cost over all steps that it affects."""
     spans = finding.evidence.get("episodes", [[finding.first_step, finding.last_step]])
-    steps = sum(
-        int(((frame.ordinals_S >= first) & (frame.ordinals_S <= last)).sum())
-        for first, last in spans
-    )
+    steps = finding.evidence.get("steps_affected")
+    if steps is None:
+        ordinals = frame.ordinals_S
+        steps = sum(int(((ordinals >= first) & (ordinals <= last)).sum()) for first, last in spans)
     rank_hours = finding.evidence["lost_s_per_step"] * steps * frame.world_size / 3600
     return replace(
         finding,

@@ -6,9 +6,9 @@ import pytest
 
 from argus_otel._runtime.bundled import bundled_path
 from argus_otel._runtime.errors import ConfigError
-from argus_otel.detect.cases import build_run
 from argus_otel.detect.definition import load_detectors
 from argus_otel.detect.engine import diagnose
+from argus_otel.testing.cases import build_run
 
 BUNDLED = bundled_path("detectors")
 SLOW = {

@@ -3,9 +3,9 @@
 import pytest
 
 from argus_otel._runtime.bundled import bundled_path
-from argus_otel.detect.cases import build_run
 from argus_otel.detect.definition import load_detectors
 from argus_otel.detect.engine import diagnose
+from argus_otel.testing.cases import build_run
 
 DETECTORS = load_detectors(bundled_path("detectors"))
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from argus_otel.detect.cases import build_run
 from argus_otel.detect.peers import find_peers
+from argus_otel.testing.cases import build_run
 
 
 def groups_of(data):

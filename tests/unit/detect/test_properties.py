@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argus_otel._runtime.bundled import bundled_path
-from argus_otel.detect.cases import build_run
 from argus_otel.detect.definition import load_detectors
 from argus_otel.detect.engine import diagnose
+from argus_otel.testing.cases import build_run
 
 DETECTORS = load_detectors(bundled_path("detectors"))
 SECONDS = ("step_s", "between_s", "busy_s", "cpu_s", "run_delay_s", "data_wait_s", "gc_s")

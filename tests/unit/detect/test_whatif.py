@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from argus_otel._runtime.bundled import bundled_path
-from argus_otel.detect.cases import build_run
 from argus_otel.detect.definition import load_detectors
 from argus_otel.detect.engine import diagnose
+from argus_otel.testing.cases import build_run
 
 SLOW = {"ranks": [1], "steps": [20, 90], "own_times": 1.8}
 LATE_INPUT = {"ranks": [2], "steps": [20, 90], "data_wait_s": 0.2}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from argus_otel.detect.cases import build_run
+from argus_otel.testing.cases import build_run
 from argus_otel.encode import EncodedSpans, encode_resource, encode_span, encode_trace_requests
 from argus_otel.semconv import names
 from argus_otel.store.spans import read_request

@@ -3,14 +3,16 @@
 A case gives a healthy job (``ranks``, ``steps``, ``base``) and what differs (``changes``: ranks,
 steps, and which quantity). The run is built from it the way the digest defines its numbers: busy is
 the rank's own time with input, collection and waiting for a core; a step lasts as long as its
-slowest rank.
+slowest rank. Or it names a cluster for the simulator, with what differs from it, and faults:
+
+    simulate: {cluster: ddp-8, noise: 0.04, steps: 60, seed: 3, faults: ["link:rank=3,factor=4"]}
 
 Shape legend: S = steps, R = ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,7 +20,12 @@ import pyarrow as pa
 import yaml
 
 from argus_otel._runtime.errors import ConfigError
+from argus_otel.align import align
 from argus_otel.detect.engine import diagnose
+from argus_otel.simulate.cluster import PRESETS
+from argus_otel.simulate.faults import parse_fault
+from argus_otel.simulate.model import Model
+from argus_otel.simulate.tables import RunName, TableMaker
 from argus_otel.tables.schemas import COLLECTIVES, EVENTS, GROUPS, RANKS, STEPS, RunTables
 
 if TYPE_CHECKING:
@@ -50,6 +57,7 @@ twice as long."""
 
 _KEYS: Final = {
     "why",
+    "simulate",
     "ranks",
     "steps",
     "seed",
@@ -117,8 +125,10 @@ def build_run(data: Mapping[str, Any]) -> RunTables:
     """Build the tables of a run from a case's description.
 
     Args:
-        data: See the module; ``ranks`` and ``steps`` are required.
+        data: See the module; ``ranks`` and ``steps``, or ``simulate``, are required.
     """
+    if "simulate" in data:
+        return _simulated(data["simulate"])
     ranks, steps = int(data["ranks"]), int(data["steps"])
     base = {**_BASE, **data.get("base", {})}
     random = np.random.default_rng(int(data.get("seed", 0)))
@@ -166,6 +176,17 @@ def build_run(data: Mapping[str, Any]) -> RunTables:
         ),
         events=EVENTS.empty_table(),
     )
+
+
+def _simulated(data: Mapping[str, Any]) -> RunTables:
+    """The tables of a simulated run, aligned as a store's are."""
+    options = dict(data)
+    cluster = PRESETS[options.pop("cluster")]
+    steps, seed = int(options.pop("steps")), int(options.pop("seed", 0))
+    faults = options.pop("faults", ())
+    cluster = replace(cluster, **options)
+    model = Model(cluster, [parse_fault(fault, cluster) for fault in faults], seed)
+    return align(TableMaker(model, RunName.of("case", seed)).whole(steps))
 
 
 def _steps_of(change: Mapping[str, Any], steps: int) -> NDArray[np.int64]:
