@@ -276,7 +276,7 @@ class Tracer:
             exception_messages=settings.exception_messages,
             on_world=self._wake,
         )
-        self._step_span = _StepSpan(trace.INVALID_SPAN_CONTEXT)
+        self._step_span = _StepSpan(self._faults)
 
     def install(self) -> None:
         """Put the hooks in place."""
@@ -333,7 +333,7 @@ class Tracer:
         self.worker.stop()
         self._sigterm.undo()
         bounded.dismiss()
-        self._step_span.follow(trace.INVALID_SPAN_CONTEXT)
+        self._step_span.follow_none()
         active.put(None)
 
     # -- life of the process ------------------------------------------------------------------
@@ -396,22 +396,10 @@ class Tracer:
 
     def _enter_step(self, ordinal: int) -> None:
         """Make the step that begins the parent of what the user's code starts on this thread."""
-        identity = self.recorder.identity
-        trace_id = ids.step_trace_id(
-            identity.nonce, identity.attempt, ordinal, ids.shard_of(identity.rank)
-        )
-        number = int.from_bytes(trace_id, "big")
-        flags = trace.TraceFlags.SAMPLED if _user_samples(number) else trace.TraceFlags.DEFAULT
-        self._step_span.follow(
-            trace.SpanContext(
-                trace_id=number,
-                span_id=int.from_bytes(ids.span_id(trace_id, ids.RANK_STEP, identity.rank), "big"),
-                is_remote=False,
-                trace_flags=trace.TraceFlags(flags),
-            )
-        )
+        self._step_span.follow(self.recorder.identity, ordinal)
         # Inside a span of the user's own, theirs stays the parent.
-        if not trace.get_current_span().get_span_context().is_valid:
+        current = trace.get_current_span()
+        if current is not self._step_span and not current.get_span_context().is_valid:
             otel_context.attach(trace.set_span_in_context(self._step_span))
 
 
@@ -427,7 +415,8 @@ def _user_samples(trace_id: int) -> bool:
     sampler = getattr(trace.get_tracer_provider(), "sampler", None)
     if sampler is None:
         return True
-    return bool(sampler.should_sample(None, trace_id, "rank.step").decision.is_sampled())
+    root = otel_context.Context()  # None would mean the current one, and that is the step itself
+    return bool(sampler.should_sample(root, trace_id, "rank.step").decision.is_sampled())
 
 
 class _StepSpan(trace.NonRecordingSpan):
@@ -437,9 +426,54 @@ class _StepSpan(trace.NonRecordingSpan):
     span wraps ``optimizer.step()`` comes back to this one and finds it in the next step.
     """
 
-    def follow(self, context: trace.SpanContext) -> None:
-        """Be the step of this context from here on."""
-        self._context = context
+    def __init__(self, faults: FaultLog) -> None:
+        super().__init__(trace.INVALID_SPAN_CONTEXT)
+        self._faults = faults
+        self._step: tuple[Identity, int] | None = None
+        self._known: tuple[tuple[Identity, int] | None, trace.SpanContext] = (
+            None,
+            trace.INVALID_SPAN_CONTEXT,
+        )
+
+    def follow(self, identity: Identity, ordinal: int) -> None:
+        """Be this step from here on. What its ids are is worked out when somebody asks."""
+        self._step = (identity, ordinal)
+
+    def follow_none(self) -> None:
+        """Be no step: what starts now has no parent of ours."""
+        self._step = None
+
+    @override
+    def get_span_context(self) -> trace.SpanContext:
+        step = self._step
+        known_step, context = self._known  # one read: other threads ask too
+        if known_step is not step:
+            context = trace.INVALID_SPAN_CONTEXT
+            try:
+                if step is not None:
+                    context = _step_context(*step)
+            except Exception as error:  # noqa: BLE001 - the user's sampler, inside user's code
+                self._faults.report("step_context", error)
+            self._known = (step, context)
+        return context
+
+    @override
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.get_span_context()!r})"
+
+
+def _step_context(identity: Identity, ordinal: int) -> trace.SpanContext:
+    trace_id = ids.step_trace_id(
+        identity.nonce, identity.attempt, ordinal, ids.shard_of(identity.rank)
+    )
+    number = int.from_bytes(trace_id, "big")
+    flags = trace.TraceFlags.SAMPLED if _user_samples(number) else trace.TraceFlags.DEFAULT
+    return trace.SpanContext(
+        trace_id=number,
+        span_id=int.from_bytes(ids.span_id(trace_id, ids.RANK_STEP, identity.rank), "big"),
+        is_remote=False,
+        trace_flags=trace.TraceFlags(flags),
+    )
 
 
 def _first_identity(settings: Settings, environ: Mapping[str, str]) -> Identity:

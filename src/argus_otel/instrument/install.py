@@ -61,10 +61,11 @@ class Instrumentation:
         on_world: Callable[[], None] = lambda: None,
     ) -> Instrumentation:
         """Make the hooks; ``install`` puts them in place."""
+        collectives = Collectives(sink)
         return cls(
             sink=sink,
-            steps=StepTracker(sink, on_boundary, _device_in_use),
-            collectives=Collectives(sink),
+            steps=StepTracker(sink, on_boundary, _device_in_use, collectives.begin_step),
+            collectives=collectives,
             on_world=on_world,
             exception_messages=exception_messages,
         )

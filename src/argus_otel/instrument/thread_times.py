@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from threading import get_ident
 
 from argus_otel._runtime.clock import thread_cpu_ns
 from argus_otel.wire.events import NONE
@@ -19,17 +20,13 @@ class ThreadTimes:
     """
 
     def __init__(self) -> None:
-        self._thread = 0
+        self.thread = 0
+        """Identifier of the thread that trains; 0 while it is not known."""
         self._file = -1
-
-    @property
-    def is_here(self) -> bool:
-        """Whether the calling thread is the one that trains, as far as is known."""
-        return self._thread in (0, threading.get_ident())
 
     def adopt(self) -> None:
         """The calling thread trains. Called where a step ends, and at the first backward."""
-        if self._thread == threading.get_ident():
+        if self.thread == get_ident():
             return
         self.forget()
         try:
@@ -37,7 +34,7 @@ class ThreadTimes:
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._file = -1  # no schedstat in this kernel: run delay stays unknown
-        self._thread = threading.get_ident()
+        self.thread = get_ident()
 
     def read(self) -> tuple[int, int]:
         """CPU ns and run delay ns; ``events.NONE`` for what is not known.
@@ -45,7 +42,7 @@ class ThreadTimes:
         Cost:
             Training thread, about 1.5 µs: one clock call, one ``pread``.
         """
-        if threading.get_ident() != self._thread:
+        if get_ident() != self.thread:
             return NONE, NONE
         if self._file < 0:
             return thread_cpu_ns(), NONE
@@ -57,6 +54,6 @@ class ThreadTimes:
 
     def forget(self) -> None:
         """Give the file back; a forked child calls this, since its thread has another id."""
-        file, self._file, self._thread = self._file, -1, 0
+        file, self._file, self.thread = self._file, -1, 0
         if file >= 0:
             os.close(file)

@@ -8,11 +8,13 @@ between the batch's arrival and the backward (worked out in condense).
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from argus_otel._runtime.clock import monotonic_ns
 from argus_otel.instrument.framework.dynamo import never_compile
 from argus_otel.instrument.framework.steps import StepTracker
+from argus_otel.instrument.thread_times import ThreadTimes
 from argus_otel.wire import events
 
 if TYPE_CHECKING:
@@ -87,13 +89,12 @@ class ForwardHooks:
         if self._depth == 0 or not self._steps.is_here:
             return
         try:
-            import torch
-
             self._depth -= 1
             if self._depth or not self._sink.enabled:
                 return
             flags = events.NESTED if self._steps.in_optimizer else 0
-            if not torch.is_grad_enabled():
+            # Not imported by name here: that takes as long as the rest.
+            if not sys.modules["torch"].is_grad_enabled():
                 flags |= events.NO_GRAD
             self._sink.append(
                 events.FORWARD, self._began_ns, monotonic_ns(), *self._times, flags, 0
@@ -145,7 +146,8 @@ def instrument_backward(
 ) -> None:
     """Time every autograd pass."""
     patches.replace(module, "backward", timer.wrap)
-    for name in ("read_times", "backward_begins", "backward_ends"):
+    never_compile(ThreadTimes.read, callees=True)
+    for name in ("backward_begins", "backward_ends"):
         never_compile(getattr(StepTracker, name), callees=True)
     for name in ("enter", "leave"):
         never_compile(getattr(ForwardHooks, name), callees=True)

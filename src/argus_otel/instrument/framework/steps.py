@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from argus_otel._runtime.clock import monotonic_ns
@@ -41,6 +42,7 @@ class StepTracker:
         sink: Sink,
         on_boundary: Callable[[int], None],
         device_in_use: Callable[[], bool] = lambda: False,
+        on_plan: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """Track steps.
 
@@ -48,12 +50,19 @@ class StepTracker:
             sink: Where events go.
             on_boundary: Called with the ordinal of the step that begins, at each boundary.
             device_in_use: Whether an accelerator runs this process's kernels.
+            on_plan: Called at each boundary with whether the ends of the step's operations are
+                wanted.
         """
         self._device_in_use = device_in_use
         self._sink = sink
         self._append = sink.append
         self._on_boundary = on_boundary
-        self._times = ThreadTimes()
+        self._on_plan = on_plan
+        self.times = ThreadTimes()
+        """Of the thread that trains; ``times.thread`` says which, for hooks that cannot afford
+        ``is_here``."""
+        self.read_times = self.times.read
+        """CPU ns and run delay ns of the training thread, where a step may turn out to begin."""
         self.ordinal = 0
         self._began_ns = monotonic_ns()
         self._iteration = events.NONE
@@ -100,8 +109,8 @@ class StepTracker:
 
     def _end(self, rule: str) -> None:
         now = monotonic_ns()
-        self._times.adopt()
-        cpu_ns, delay_ns = self._times.read()
+        self.times.adopt()
+        cpu_ns, delay_ns = self.times.read()
         plan = self._sink.plan
         flags = events.ENDS_CAPTURED if plan.ends else 0
         if self._device_in_use():
@@ -119,6 +128,7 @@ class StepTracker:
         if self._iteration != events.NONE:
             self._iteration += 1
         plan.begin_step(self.ordinal, now - self._began_ns)
+        self._on_plan(plan.ends)
         self._began_ns = now
         self._forget_step()
         self._on_boundary(self.ordinal)
@@ -160,6 +170,8 @@ class StepTracker:
 
     def _is_primary(self, optimizer: Any) -> bool:  # noqa: ANN401
         """Whether it has most parameters; of several that do, the oldest."""
+        if optimizer is self._primary():
+            return True
         self.add_optimizer(optimizer)
         primary = self._primary()
         if primary is None:  # it died
@@ -238,19 +250,15 @@ class StepTracker:
     @property
     def is_here(self) -> bool:
         """Whether the calling thread is the one that trains, as far as is known."""
-        return self._times.is_here
+        return self.times.thread in (0, get_ident())
 
     def forget_thread(self) -> None:
         """In a forked child: whichever thread trains next is the one."""
-        self._times.forget()
-
-    def read_times(self) -> tuple[int, int]:
-        """CPU ns and run delay ns of the training thread, where a step may turn out to begin."""
-        return self._times.read()
+        self.times.forget()
 
     def backward_begins(self) -> int:
         """An autograd pass begins; reentrant ones (checkpointing) count as part of the outer."""
-        self._times.adopt()
+        self.times.adopt()
         self.backward_depth += 1
         return monotonic_ns()
 

@@ -1,0 +1,288 @@
+"""What hangs on a process group, and when: torch reads a group's hooks without a lock."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from argus_otel.instrument.framework.collectives import Collectives
+from argus_otel.wire import events
+
+BATCH = torch.ones(4, 8)
+
+
+class Group:
+    """Stands for a process group: keeps its hooks, and every change of them."""
+
+    def __init__(self, name="default"):
+        self.group_name = self.group_desc = name
+        self.pre = self.post = None
+        self.changes = []
+
+    def register_pre_hook(self, _, hook):
+        self.pre = hook
+        self.changes.append("pre on")
+
+    def unregister_pre_hook(self, _):
+        self.pre = None
+        self.changes.append("pre off")
+
+    def register_post_hook(self, _, hook):
+        self.post = hook
+        self.changes.append("post on")
+
+    def unregister_post_hook(self, _):
+        self.post = None
+        self.changes.append("post off")
+
+    def issue(self):
+        """An all_reduce, as far as the pre hook can tell."""
+        if self.pre:
+            self.pre(
+                SimpleNamespace(
+                    name=SimpleNamespace(value=3),
+                    input_tensors=[BATCH],
+                    output_tensors=[],
+                    async_op=True,
+                    root=-1,
+                    op_id=0,
+                )
+            )
+
+
+@pytest.fixture
+def hook(traced, monkeypatch):
+    """``hook(group, backend)``: attach to groups that torch is made to know."""
+    collectives = Collectives(traced.recorder)
+    known = SimpleNamespace(pg_map={}, pg_group_ranks={})
+    monkeypatch.setattr(c10d, "_world", known)
+
+    def attach(group, backend="gloo"):
+        known.pg_map[group] = (backend, None)
+        known.pg_group_ranks[group] = {0: 0}
+        collectives.attach_all()
+        return collectives
+
+    return attach
+
+
+def in_another_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def begin_steps(collectives, *ends):
+    for wanted in ends:
+        collectives.begin_step(wanted)
+
+
+def recorded(traced, kind):
+    return int((traced.recorder.ring.drain()["kind"] == kind).sum())
+
+
+def train(model, optimizer, *, steps=1):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(BATCH).sum().backward()
+        optimizer.step()
+
+
+def test_a_post_hook_is_there_only_where_ends_are_wanted(hook):
+    """It costs every operation a call from C++. A new group keeps it for two steps."""
+    group = Group()
+    collectives = hook(group)
+    group.issue()
+
+    begin_steps(collectives, False, False)
+    new = group.post
+    begin_steps(collectives, False)
+    settled = group.post
+    begin_steps(collectives, True)
+    wanted = group.post
+    begin_steps(collectives, False)
+
+    assert new is not None
+    assert settled is None
+    assert wanted is not None
+    assert group.post is None
+
+
+def test_steps_that_want_the_same_change_nothing(hook):
+    """Ninety-eight of a hundred boundaries do nothing."""
+    group = Group()
+    collectives = hook(group)
+    begin_steps(collectives, False, False, False)
+    before = list(group.changes)
+
+    begin_steps(collectives, *[False] * 50)
+
+    assert group.changes == before
+
+
+@pytest.mark.parametrize("first", ["own", "other"])
+def test_hooks_of_a_group_that_another_thread_uses_are_left_alone(hook, first):
+    """Autograd's on a GPU, or a checkpointer's: changing them would crash the process."""
+    group = Group()
+    collectives = hook(group)
+    calls = [group.issue, lambda: in_another_thread(group.issue)]
+    for call in calls if first == "own" else reversed(calls):
+        call()
+    before = list(group.changes)
+
+    begin_steps(collectives, False, False, False, True, False)
+
+    assert group.changes == before
+    assert group.post is not None
+
+
+def test_a_group_that_only_another_thread_uses_is_left_alone_too(hook):
+    """Whoever changes hooks has to be the one who issues operations."""
+    group = Group()
+    collectives = hook(group)
+    in_another_thread(group.issue)
+
+    begin_steps(collectives, False, False, False)
+
+    assert group.post is not None
+
+
+def test_a_thread_that_comes_later_stops_further_changes(hook):
+    """Its operations stay without ends, which is allowed; a crash is not."""
+    group = Group()
+    collectives = hook(group)
+    begin_steps(collectives, False, False, False)
+    in_another_thread(group.issue)
+    before = list(group.changes)
+
+    begin_steps(collectives, True, False, True)
+    collectives.detach_all()
+
+    assert group.changes == before
+
+
+def test_hooks_that_have_to_stay_record_nothing_after_detaching(traced, hook):
+    """They cost a call, and do nothing."""
+    group = Group()
+    collectives = hook(group)
+    group.issue()
+    in_another_thread(group.issue)
+    used_by_both = recorded(traced, events.COLLECTIVE)
+
+    collectives.detach_all()
+    group.issue()
+    in_another_thread(group.issue)
+
+    assert used_by_both == 2
+    assert group.pre is not None
+    assert recorded(traced, events.COLLECTIVE) == 0
+
+
+def test_a_group_of_one_thread_is_left_as_it_was(hook):
+    """No hook stays behind."""
+    group = Group()
+    collectives = hook(group)
+    group.issue()
+
+    collectives.detach_all()
+
+    assert (group.pre, group.post) == (None, None)
+
+
+def test_ends_are_never_asked_of_nccl(traced, hook):
+    """It completes its futures at enqueue: that is no end."""
+    group = Group()
+    collectives = hook(group, "cuda:nccl")
+
+    begin_steps(collectives, True, True, True, True)
+    group.issue()
+
+    assert group.changes == ["pre on"]
+    assert recorded(traced, events.COLLECTIVE) == 1
+
+
+def test_one_group_that_cannot_be_changed_does_not_keep_others_from_it(traced, hook):
+    """Destroyed by other means, for one; never an exception into the user's step."""
+    traced.recorder.faults._reraise = False
+    broken, whole = Group("broken"), Group("whole")
+    hook(broken)
+    collectives = hook(whole)
+    begin_steps(collectives, False, False)
+    broken.unregister_post_hook = None
+
+    begin_steps(collectives, False)
+
+    assert whole.post is None
+    assert traced.recorder.faults.counts["collective_end_hook"] == 1
+
+
+@pytest.fixture
+def ends_from_step_4(traced, monkeypatch):
+    """Long enough for the groups to have shown which threads use them."""
+    plan = traced.recorder.plan
+    monkeypatch.setattr(plan, "begin_step", lambda ordinal, _: setattr(plan, "ends", ordinal == 4))
+
+
+def test_only_the_steps_of_the_sample_have_ends(ends_from_step_4, alone, model):
+    """On a real group: each operation of that step has one, no other."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        dist.all_reduce(BATCH.clone())
+        dist.all_reduce(BATCH.clone(), async_op=True).wait()
+        train(model, optimizer)
+
+    rows = alone.recorder.ring.drain()
+    ends = rows[rows["kind"] == events.END]
+    asked = rows[(rows["kind"] == events.COLLECTIVE) & (rows["d"] >= 0)]
+
+    assert len(ends) == 2
+    assert sorted(ends["d"]) == sorted(asked["d"])
+    assert sorted(asked["b"]) == [8, 9]
+
+
+def test_a_group_made_within_such_a_step_has_its_ends_too(ends_from_step_4, alone, model):
+    """And none in the steps after it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, steps=4)
+    group = dist.new_group([0])
+    dist.all_reduce(BATCH.clone(), group=group)
+    train(model, optimizer)
+    dist.all_reduce(BATCH.clone(), group=group)
+    train(model, optimizer)
+
+    assert recorded(alone, events.END) == 1
+
+
+def test_operations_in_flight_do_not_mind(ends_from_step_4, alone, model):
+    """Issued in one step, waited for in the next; the group is destroyed meanwhile."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, steps=3)
+    group = dist.new_group([0])
+    for _ in range(4):
+        works = [dist.all_reduce(torch.zeros(1 << 16), group=group, async_op=True)]
+        train(model, optimizer)
+        works[0].wait()
+    dist.destroy_process_group(group)
+    train(model, optimizer, steps=3)
+
+    assert recorded(alone, events.COLLECTIVE) == 4
+
+
+def test_a_wait_takes_its_time_out_as_before(alone):
+    """By position or by name; what torch refuses, it refuses."""
+    from datetime import timedelta
+
+    def issue():
+        return dist.all_reduce(BATCH.clone(), async_op=True)
+
+    issue().wait(timedelta(seconds=1))
+    issue().wait(timeout=timedelta(seconds=1))
+    with pytest.raises(TypeError):
+        issue().wait("soon")
+
+    assert recorded(alone, events.WAIT) == 3
