@@ -10,6 +10,8 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
+from itertools import groupby, islice
+from operator import attrgetter, mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -17,9 +19,10 @@ import numpy as np
 
 from argus_otel._runtime.clock import wall_offset_ns
 from argus_otel.condense import Condenser
-from argus_otel.condense.condenser import Costs
+from argus_otel.condense.condenser import Condensed, Costs
 from argus_otel.encode import (
     EncodedSpans,
+    ShapedSpanEncoder,
     SpanTemplate,
     encode_metrics_request,
     encode_resource,
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from argus_otel._runtime.faults import FaultLog
     from argus_otel.settings import Settings
     from argus_otel.wire.identity import Identity
-    from argus_otel.wire.spans import Span, SpanRows
+    from argus_otel.wire.spans import ShapedSpan, Span, SpanRows
 
 _MAX_TEMPLATES: Final = 512
 _MAX_USER_SPANS: Final = 8192
@@ -50,15 +53,27 @@ _MEMORY_INTERVAL_S: Final = 10.0
 """Reading /proc/self/statm costs as much as condensing a step; memory leaks take hours."""
 _STATM: Final = Path("/proc/self/statm")
 
-_HOOK_COST_NS: Final = np.zeros(16, dtype=np.int64)
+_SPANS_A_TURN: Final = 32
+"""Encoded before the GIL is given away: 0.3 ms of digests, 0.05 ms of timeline spans."""
+
+_OTHER_HOOK_COST_NS: Final = 1000
+_HOOK_COST_NS_BY_KIND: Final = {
+    events.COLLECTIVE: 3500,
+    events.END: 12_000,
+    events.WAIT: 1200,
+    events.DATA: 3000,
+    events.FORWARD: 3900,
+    events.BACKWARD: 3400,
+    events.OPTIMIZER: 3100,
+    events.PHASE: 2060,
+    events.STEP_END: 17_200,
+}
 """What one event costs the thread that records it, beyond bare: medians of bench/record.py.
 The training thread cannot time itself without doubling the price, so its share of argus's own
 CPU time is counted this way."""
-_HOOK_COST_NS[:] = 1000
-_HOOK_COST_NS[events.COLLECTIVE] = 3500
-_HOOK_COST_NS[events.END] = 12000
-_HOOK_COST_NS[[events.FORWARD, events.BACKWARD, events.DATA]] = 3000
-_HOOK_COST_NS[events.STEP_END] = 15000
+_HOOK_COST_NS: Final = tuple(
+    _HOOK_COST_NS_BY_KIND.get(kind, _OTHER_HOOK_COST_NS) for kind in range(16)
+)
 
 
 _LOSSES: Final = (
@@ -127,6 +142,7 @@ class Worker:
             faults=faults,
         )
         self._templates: OrderedDict[tuple[Any, ...], SpanTemplate] = OrderedDict()
+        self._shaped = ShapedSpanEncoder()
         self._user_spans: deque[Any] = deque()
         self._base_resource: Mapping[str, Any] | None = None
         self._resources: dict[Identity, bytes] = {}
@@ -219,7 +235,8 @@ class Worker:
         if not drained.size and not lost and not last:
             return
         offset_ns = wall_offset_ns()
-        own_cpu_s = self._spare_cpu_s + float(_HOOK_COST_NS[drained["kind"]].sum()) * 1e-9
+        counts = np.bincount(drained["kind"], minlength=len(_HOOK_COST_NS)).tolist()
+        own_cpu_s = self._spare_cpu_s + _hook_cost_s(counts)
         new_drops = sum(self._drops().values()) - self._told_drops
         held = self._condenser.held_events
         costs = Costs(self_cpu_s=own_cpu_s, drops=new_drops, memory_bytes=self._resident_bytes())
@@ -239,23 +256,17 @@ class Worker:
             time.sleep(0)  # lets a waiting trainer have the GIL
             self._meters.add(part.digests, part.wait_s)
             try:
-                self._submit(part.identity, part.spans, part.rows)
+                self._submit(part)
             except Exception as error:  # noqa: BLE001 - the parts after it are sent all the same
                 self._faults.report("encode", error, records=len(part.spans))
         if last and (left := self._condenser.take_exceptions(offset_ns)) is not None:
-            self._submit(left[0], left[1], ())
+            self._submit(Condensed(identity=left[0], digests=[], spans=left[1]))
 
-    def _submit(self, identity: Identity, spans: Sequence[Span], rows: Sequence[SpanRows]) -> None:
+    def _submit(self, part: Condensed) -> None:
         scopes: dict[str, list[EncodedSpans]] = {}
-        for span in spans:
-            try:
-                encoded = EncodedSpans(_encode_span(span), 1)
-            except Exception as error:  # noqa: BLE001 - costs this span, not its neighbours
-                self._faults.report("encode", error)
-            else:
-                scopes.setdefault(span.scope, []).append(encoded)
-        time.sleep(0)
-        for row in rows:
+        self._encode_spans(part.spans, scopes)
+        self._encode_shaped(part.shaped, scopes)
+        for row in part.rows:
             try:
                 encoded = self._encode_rows(row)
             except Exception as error:  # noqa: BLE001
@@ -263,10 +274,42 @@ class Worker:
             else:
                 scopes.setdefault(row.scope, []).append(encoded)
         time.sleep(0)
-        for body, count in encode_trace_requests(self._resource(identity), scopes):
+        for body, count in encode_trace_requests(self._resource(part.identity), scopes):
             self._meters.spans += count
             self._sender.submit(Signal.TRACES, body, count)
             time.sleep(0)
+
+    def _encode_spans(self, spans: Sequence[Span], scopes: dict[str, list[EncodedSpans]]) -> None:
+        entries: dict[str, list[bytes]] = {}
+        for at, span in enumerate(spans, 1):
+            try:
+                entry = _encode_span(span)
+            except Exception as error:  # noqa: BLE001 - costs this span, not its neighbours
+                self._faults.report("encode", error)
+            else:
+                entries.setdefault(span.scope, []).append(entry)
+            if at % _SPANS_A_TURN == 0:
+                time.sleep(0)
+        for scope, of_scope in entries.items():
+            encoded = EncodedSpans(b"".join(of_scope), len(of_scope))
+            scopes.setdefault(scope, []).append(encoded)
+        time.sleep(0)
+
+    def _encode_shaped(
+        self, spans: Sequence[ShapedSpan], scopes: dict[str, list[EncodedSpans]]
+    ) -> None:
+        for scope, run in groupby(spans, key=_scope_of):
+            of_scope = scopes.setdefault(scope, [])
+            while turn := list(islice(run, _SPANS_A_TURN)):
+                try:
+                    of_scope.append(self._shaped.encode(turn))
+                except Exception:  # noqa: BLE001 - one of them; which, the loop below finds out
+                    for span in turn:
+                        try:
+                            of_scope.append(self._shaped.encode([span]))
+                        except Exception as error:  # noqa: BLE001
+                            self._faults.report("encode", error)
+                time.sleep(0)
 
     def _encode_rows(self, row: SpanRows) -> EncodedSpans:
         key = (row.name, tuple(row.constants.items()), tuple(row.ints), tuple(row.doubles))
@@ -374,6 +417,14 @@ class Worker:
     def steps_seen(self) -> int:
         """Whole steps so far; 0 in a job whose loop has none that argus can see."""
         return self._condenser.steps_seen
+
+
+_scope_of = attrgetter("shape.scope")
+
+
+def _hook_cost_s(counts: Sequence[int]) -> float:
+    """CPU time of the training threads' hooks, from the number of events of each kind."""
+    return sum(map(mul, counts, _HOOK_COST_NS)) * 1e-9  # type: ignore[no-any-return]
 
 
 def _encode_span(span: Span) -> bytes:

@@ -99,6 +99,7 @@ def received():
         )
         record_a_job_with_everything(worker.recorder)
         assert worker.flush(30)
+        worker._sender.close()
         yield receiver
 
 

@@ -9,12 +9,13 @@ import pytest
 from argus_otel import worker as worker_module
 from argus_otel._runtime.clock import monotonic_ns
 from argus_otel._runtime.faults import FaultLog
-from argus_otel.condense import condenser
+from argus_otel.condense import Condensed, condenser
 from argus_otel.export import Sender, targets_from_environment
 from argus_otel.settings import Settings
 from argus_otel.testing import InMemoryReceiver
 from argus_otel.wire import events
 from argus_otel.wire.identity import Identity
+from argus_otel.wire.spans import ShapedSpan, SpanShape
 from argus_otel.worker import Worker
 
 MS = 1_000_000
@@ -48,7 +49,8 @@ def worker(receiver):
         metric_interval_s=None,
     )
     worker.recorder.set_identity(IDENTITY)
-    return worker
+    yield worker
+    worker._sender.close()
 
 
 BEGAN_MS = monotonic_ns() // MS + 60_000
@@ -121,6 +123,30 @@ def test_a_span_that_cannot_be_encoded_costs_only_itself(worker, receiver, monke
 
     assert [got["argus.step.ordinal"] for got in attributes(receiver)] == [0, 2]
     assert worker._drops()["encode"] == 2  # rank.step, and the root above it
+
+
+def shaped_span(shape, trace_id, number, *values):
+    at_ns = BEGAN_MS * MS
+    span_id = number.to_bytes(8, "big")
+    return ShapedSpan(shape, trace_id, span_id, bytes(8), at_ns, at_ns + 1, values)
+
+
+def test_shaped_spans_are_sent_in_their_scopes_and_a_wrong_one_costs_only_itself(worker, receiver):
+    """More of them than are encoded in one go."""
+    shape = SpanShape(scope="a", name="n", constants={"c": "d"}, ints=("i",), doubles=("x",))
+    other = SpanShape(scope="b", name="m", constants={})
+    spans = [shaped_span(shape, b"t" * 16, n, n, n / 2) for n in range(1, 101)]
+    spans[40] = shaped_span(shape, b"t" * 16, 41)  # without its values
+    spans.append(shaped_span(other, b"t" * 16, 101))
+
+    worker._submit(Condensed(identity=IDENTITY, digests=[], shaped=spans))
+    assert worker.flush(30)
+
+    numbers = [span.attributes["i"] for span in receiver.spans(name="n")]
+    assert numbers == [n for n in range(1, 101) if n != 41]
+    assert {span.scope for span in receiver.spans(name="n")} == {"a"}
+    assert [span.scope for span in receiver.spans(name="m")] == ["b"]
+    assert worker._drops() == {"encode": 1}
 
 
 def test_events_that_nothing_can_be_made_of_are_counted_and_not_tried_again(
