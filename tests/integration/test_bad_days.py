@@ -17,8 +17,8 @@ from argus_otel.testing import InMemoryReceiver
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
 
 PATIENCE_S = 240
-MARGIN_S = 5.0
-"""Digests leave within a second or two of their step's end; more on a machine without a core."""
+MARGIN_S = 2.0
+"""What is promised: digests leave once in 0.9 seconds, and the rest is for a busy machine."""
 
 # Trains until the file "stop" is there, and says when each step ended.
 LOOP = """
@@ -182,6 +182,7 @@ def test_every_step_that_ended_a_moment_ago_has_been_sent_when_a_rank_dies(launc
     last_s = ended(job)[-1][1]
     margin_s = 0.1 if how == "terminated" else MARGIN_S
     must = {ordinal for ordinal, time_s in ended(job) if time_s < last_s - margin_s}
+    time.sleep(0.5)  # for what lies in this process's socket
     assert must <= set(ordinals(receiver))
 
 

@@ -587,7 +587,7 @@ def test_serve_keeps_what_it_is_sent_until_it_is_told_to_stop(tmp_path):
 
     assert f"[ok] endpoint: {endpoint}/v1/traces accepted a span" in asked.stdout
     assert (server.returncode, errors) == (0, "")
-    assert f"Stored 1 spans in {store}" in output
+    assert f"Stored 1 span in {store}" in output
 
 
 def test_serve_on_a_port_that_is_taken(tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,10 +10,19 @@ from rich.console import Console
 
 from argus_otel import service
 from argus_otel._runtime.errors import ArgusError
-from argus_otel.cli.runs import read_age_ns
+from argus_otel.cli.options import (
+    DetectorFolders,
+    Headers,
+    RunName,
+    Since,
+    StoreUrl,
+    UiUrl,
+    begin_ns,
+    opened,
+)
 from argus_otel.report.json import render_json
 from argus_otel.report.text import print_view
-from argus_otel.store.opening import default_store, open_store, read_headers
+from argus_otel.report.wording import counted
 
 if TYPE_CHECKING:
     from argus_otel.store.protocol import Store
@@ -27,28 +34,12 @@ def register(app: typer.Typer) -> None:
 
 
 def detect(
-    store: Annotated[
-        str | None,
-        typer.Option(
-            help="A folder, or jaeger+http://HOST:16686. Default: ARGUS_STORE, else ./argus-store."
-        ),
-    ] = None,
-    run: Annotated[str, typer.Option(help="latest, a run id, or the start of a nonce.")] = "latest",
-    since: Annotated[
-        str | None, typer.Option(help="Only runs that sent something so long ago: 30m, 2h, 7d.")
-    ] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option(help="'Name: value' to send with each request; may be repeated."),
-    ] = None,
-    detectors: Annotated[
-        list[Path] | None,
-        typer.Option(help="A folder with more detectors; may be repeated."),
-    ] = None,
-    ui_url: Annotated[
-        str | None,
-        typer.Option(help="Address of Jaeger's pages, for links: http://jaeger:16686."),
-    ] = None,
+    store: StoreUrl = None,
+    run: RunName = "latest",
+    since: Since = None,
+    header: Headers = None,
+    detectors: DetectorFolders = None,
+    ui_url: UiUrl = None,
     otlp_endpoint: Annotated[
         str | None,
         typer.Option(
@@ -67,23 +58,15 @@ def detect(
     Exit codes: 0 nothing above info, 1 something found, 2 wrong usage, 3 every detector abstained,
     4 the store could not be read.
     """
-    since_ns = None if since is None else time.time_ns() - read_age_ns(since)
-    url = store or default_store()
-    headers = read_headers(header or ())
-    opened = open_store(url, headers)
-    judged = service.judge(
-        opened,
-        run,
-        since_ns=since_ns,
-        detector_folders=detectors or (),
-    )
+    source, url = opened(store, header)
+    judged = service.judge(source, run, since_ns=begin_ns(since), detector_folders=detectors or ())
     view = service.view_of(judged, ui_url=ui_url or service.default_ui_url(url))
     if as_json:
         typer.echo(render_json(view))
     else:
         print_view(Console(), view, verbose=verbose)
     if not dry_run and judged.verdict.diagnosis.findings:
-        _publish(judged, opened, url, otlp_endpoint, verbose=verbose)
+        _publish(judged, source, url, otlp_endpoint, verbose=verbose)
     raise typer.Exit(judged.exit_code)
 
 
@@ -109,4 +92,4 @@ def _publish(
             markup=False,
         )
     elif verbose:
-        errors.print(f"argus: {sent} new verdicts written into the traces")
+        errors.print(f"argus: {counted(sent, 'new verdict')} written into the traces")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from argus_otel._runtime.errors import ArgusError, ConfigError
 from argus_otel.cli.launching import become, find_command, run_and_wait, traced_environment
+from argus_otel.report.wording import counted
 
 
 def register(app: typer.Typer) -> None:
@@ -103,7 +104,7 @@ def run_local(
         spans = receiver.counts["spans"]
     if quiet:
         return code
-    console.print(f"argus: {spans} spans in {store}", markup=False)
+    console.print(f"argus: {counted(spans, 'span')} in {store}", markup=False)
     if spans:
         console.print(f"argus: now  argus detect --store {store}", markup=False)
     else:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
@@ -13,17 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from argus_otel._runtime.errors import ConfigError
-from argus_otel.store.opening import default_store, open_store, read_headers
+from argus_otel.cli.options import Headers, Since, StoreUrl, begin_ns, opened
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from argus_otel.tables.schemas import RunSummary
 
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _WIDE: Final = 1000
-_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
 def register(app: typer.Typer) -> None:
@@ -32,25 +27,14 @@ def register(app: typer.Typer) -> None:
 
 
 def runs(
-    store: Annotated[
-        str | None,
-        typer.Option(
-            help="A folder, or jaeger+http://HOST:16686. Default: ARGUS_STORE, else ./argus-store."
-        ),
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option(help="Only runs that sent something so long ago: 30m, 2h, 7d.")
-    ] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option(help="'Name: value' to send with each request; may be repeated."),
-    ] = None,
+    store: StoreUrl = None,
+    since: Since = None,
+    header: Headers = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the runs in a store, newest first."""
-    since_ns = None if since is None else time.time_ns() - read_age_ns(since)
-    opened = open_store(store or default_store(), read_headers(header or ()))
-    found = opened.runs(since_ns)
+    source, _ = opened(store, header)
+    found = source.runs(begin_ns(since))
     if as_json:
         typer.echo(json.dumps({"schema": "argus.runs/1", "runs": [asdict(run) for run in found]}))
     elif found:
@@ -60,23 +44,6 @@ def runs(
         console.print(_table(found))
     else:
         Console(stderr=True).print("No runs yet.")
-
-
-def read_age_ns(text: str) -> int:
-    """Nanoseconds of ``30m``, ``2h``, ``7d``.
-
-    Raises:
-        ConfigError: It does not read so.
-    """
-    match = _AGE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(
-            "--since",
-            got=repr(text),
-            expected="a number and one of s, m, h, d, w",
-            fix="For example: --since 2h",
-        )
-    return int(float(match[1]) * _UNITS_S[match[2]] * 1e9)
 
 
 def _table(found: Sequence[RunSummary]) -> Table:

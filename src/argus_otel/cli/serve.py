@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from argus_otel.report.wording import counted
 from argus_otel.store.opening import default_store, local_folder
 from argus_otel.store.receiver import DEFAULT_PORT, Receiver
 from argus_otel.store.writer import ParquetWriter
@@ -66,7 +67,7 @@ def serve(
             ended.wait()
             console.print("Stopping: storing what has arrived.", markup=False)
         spans = receiver.counts["spans"]
-        console.print(f"Stored {spans} spans in {folder}", markup=False)
+        console.print(f"Stored {counted(spans, 'span')} in {folder}", markup=False)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -15,6 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from argus_otel.report.charts import heat_map, timeline
 from argus_otel.report.view import cost_of, place_of, since_of, title_of, what_was_seen, why_of
+from argus_otel.report.wording import counted, listed
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -43,7 +44,8 @@ def render_html(view: RunView) -> str:
         findings=[_card(view, finding) for finding in findings],
         no_verdict=view.all_abstained,
         reasons=[(", ".join(sorted(set(who))), missing) for missing, who in reasons.items()],
-        damaged_digests=view.damaged_digests,
+        damaged=counted(view.damaged_digests, "digest") if view.damaged_digests else "",
+        faults=counted(len(findings), "fault") if findings else "no fault",
         heat=_chart(heat, "heat"),
         timeline=None if step is None else _chart(step.figure, "timeline"),
         timeline_of=step,
@@ -65,7 +67,7 @@ def _card(view: RunView, finding: Finding) -> dict[str, Any]:
         "trace_id": finding.evidence.get("trace_id"),
         "url": _safe_link(view.trace_url(finding)),
         "suppressed": [
-            f"{symptom.cause.replace('_', ' ')} on rank {', '.join(map(str, symptom.ranks))}"
+            f"{symptom.cause.replace('_', ' ')} on {listed('rank', list(symptom.ranks))}"
             for symptom in finding.suppressed
         ],
         "id": finding.id,

@@ -15,6 +15,7 @@ from argus_otel.report.view import (
     what_was_seen,
     why_of,
 )
+from argus_otel.report.wording import counted, listed, stretch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,17 +48,15 @@ def print_view(console: Console, view: RunView, *, verbose: bool = False) -> Non
         nothing = Text(f"No fault found in {seen} (run {name}).", style="green" if complete else "")
         console.print(nothing)
     else:
-        noun = "fault" if len(findings) == 1 else "faults"
-        console.print(
-            f"{len(findings)} {noun} in {seen} (run {name})", markup=False, highlight=False
-        )
+        faults = counted(len(findings), "fault")
+        console.print(f"{faults} in {seen} (run {name})", markup=False, highlight=False)
     for finding in findings:
         console.print()
         _print_finding(console, view, finding, verbose=verbose)
     _print_silence(console, view.diagnosis.abstentions, verbose=verbose)
     if view.damaged_digests:
         console.print(
-            f"{view.damaged_digests} digests could not be read and are missing above.",
+            f"{counted(view.damaged_digests, 'digest')} could not be read: not in the above.",
             highlight=False,
         )
 
@@ -75,8 +74,8 @@ def _print_finding(console: Console, view: RunView, finding: Finding, *, verbose
     _print_row(console, "do now", finding.next_step)
     _print_row(console, "look at", _where(view, finding))
     for symptom in finding.suppressed:
-        ranks = ", ".join(map(str, symptom.ranks[:8]))
-        _print_row(console, "explains", f"{symptom.cause.replace('_', ' ')} on rank {ranks}")
+        ranks = listed("rank", list(symptom.ranks[:8]))
+        _print_row(console, "explains", f"{symptom.cause.replace('_', ' ')} on {ranks}")
     if verbose:
         _print_row(console, "finding", f"{finding.id} by {finding.detector}")
 
@@ -112,6 +111,6 @@ def _print_silence(console: Console, abstentions: Sequence[Abstention], *, verbo
     for missing, some in by_reason.items():
         who = ", ".join(sorted({abstention.detector.replace("_", " ") for abstention in some}))
         steps = some[0].steps
-        when = f", steps {steps[0]} to {steps[1]}" if steps is not None else ""
+        when = f", {stretch('step', *steps)}" if steps is not None else ""
         code = f" [{some[0].code}]" if verbose else ""
         console.print(Text(f"not judged: {who}{when}. Needs {missing}.{code}"))

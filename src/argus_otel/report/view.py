@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from argus_otel.report.wording import counted
+
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
@@ -96,7 +98,8 @@ def since_of(finding: Finding) -> str:
     at_latest = "" if finding.onset.exact else " or before"
     if finding.state == "open":
         return f"since step {finding.onset.step}{at_latest}, still going on"
-    return f"step {finding.onset.step}{at_latest} to {finding.last_step}, over now"
+    end = f" to {finding.last_step}" if finding.last_step != finding.onset.step else ""
+    return f"step {finding.onset.step}{at_latest}{end}, over now"
 
 
 def cost_of(finding: Finding) -> str:
@@ -110,7 +113,8 @@ def cost_of(finding: Finding) -> str:
         )
     if finding.cost_gpu_hours is not None:
         unit = finding.evidence.get("cost_unit", "GPU-hours")
-        parts.append(f"{finding.cost_gpu_hours:.2g} {unit} so far")
+        cost = f"{finding.cost_gpu_hours:.2g}"
+        parts.append(f"{cost} {unit.removesuffix('s') if cost == '1' else unit} so far")
     return "; ".join(parts)
 
 
@@ -130,7 +134,7 @@ def why_of(finding: Finding, most: int | None = 3) -> list[str]:
     phrases = phrases if most is None else phrases[:most]
     over, window = finding.evidence.get("steps_over"), finding.evidence.get("steps_in_window")
     if over is not None and window is not None:
-        phrases.append(f"in {over} of {window} steps")
+        phrases.append(f"in {over} of {counted(window, 'step')}")
     return phrases
 
 
@@ -153,11 +157,12 @@ def seconds(value: float) -> str:
 def what_was_seen(view: RunView) -> str:
     """``90 steps (10 to 99) of 4 ranks``."""
     if view.first_step is None:
-        return f"no settled step of {view.ranks_seen} ranks"
-    ranks = f"{view.ranks_seen} rank{'s' if view.ranks_seen != 1 else ''}"
+        return f"no settled step of {counted(view.ranks_seen, 'rank')}"
+    ranks = counted(view.ranks_seen, "rank")
     if view.ranks_seen < view.run.world_size:
-        ranks = f"{view.ranks_seen} of {view.run.world_size} ranks"
-    return f"{view.steps_judged} steps ({view.first_step} to {view.last_step}) of {ranks}"
+        ranks = f"{view.ranks_seen} of {counted(view.run.world_size, 'rank')}"
+    steps = counted(view.steps_judged, "step")
+    return f"{steps} ({view.first_step} to {view.last_step}) of {ranks}"
 
 
 def document_of(view: RunView, document: dict[str, Any]) -> dict[str, Any]:

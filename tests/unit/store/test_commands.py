@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from argus_otel._runtime.errors import ConfigError
 from argus_otel.cli import runs as runs_command
+from argus_otel.cli.options import read_age_ns
 from argus_otel.store.parquet import ParquetStore
 from argus_otel.store.writer import ParquetWriter
 from argus_otel.testing.otlp import NONCE, digest_request, example_digest, resource_of
@@ -66,14 +67,14 @@ def test_old_runs_are_left_out(argus, tmp_path, job_spans):
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1.5h", 5400), ("2d", 172800)])
 def test_ages_are_read_with_their_unit(text, seconds):
     """As people write them."""
-    assert runs_command.read_age_ns(text) == seconds * 10**9
+    assert read_age_ns(text) == seconds * 10**9
 
 
 @pytest.mark.parametrize("text", ["", "2", "h", "-1h", "2 fortnights"])
 def test_an_age_without_a_unit_is_refused(text):
     """Seconds or hours? Better ask."""
     with pytest.raises(ConfigError, match="--since"):
-        runs_command.read_age_ns(text)
+        read_age_ns(text)
 
 
 @pytest.mark.multiproc
