@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES: Final = 3_000_000
 """Uncompressed. Below the 4 MiB above which a stock gRPC receiver further on refuses."""
+
+_SCHEMA: Final = message(3, text(SCHEMA_URL))
 
 # Tag and longest length prefix of a message whose size is known only at the end.
 _WRAPPING_BYTES: Final = 1 + 5
@@ -37,6 +40,7 @@ def encode_resource(attributes: Mapping[str, AttributeValue]) -> bytes:
     return encode_attributes(1, attributes)
 
 
+@lru_cache(maxsize=64)
 def encode_scope(name: str, version: str = "") -> bytes:
     """The ``scope`` field of ScopeSpans and ScopeMetrics."""
     return message(1, message(1, text(name)) + (message(2, text(version)) if version else b""))
@@ -80,7 +84,6 @@ class _Body:
 
     def __init__(self, resource: bytes, max_bytes: int) -> None:
         self._resource = message(1, resource)
-        self._schema = message(3, text(SCHEMA_URL))
         self._max_bytes = max_bytes
         self._scope = b""
         self._clear()
@@ -89,7 +92,7 @@ class _Body:
         self.spans = 0
         self._scopes: list[list[bytes]] = []
         self._in_scope = False
-        self._size = len(self._resource) + len(self._schema) + _WRAPPING_BYTES
+        self._size = len(self._resource) + len(_SCHEMA) + _WRAPPING_BYTES
 
     def begin_scope(self, name: str, version: str) -> None:
         self._scope = encode_scope(name, version)
@@ -100,7 +103,7 @@ class _Body:
         return self._max_bytes - self._size - (0 if self._in_scope else self._scope_bytes())
 
     def _scope_bytes(self) -> int:
-        return len(self._scope) + len(self._schema) + _WRAPPING_BYTES
+        return len(self._scope) + len(_SCHEMA) + _WRAPPING_BYTES
 
     def add(self, part: EncodedSpans) -> None:
         if not self._in_scope:
@@ -115,9 +118,9 @@ class _Body:
         """The request and its number of spans; what is added next begins another."""
         pieces = [self._resource]
         for scope in self._scopes:
-            scope.append(self._schema)
+            scope.append(_SCHEMA)
             pieces += (b"\x12", varint(sum(map(len, scope))), *scope)
-        pieces.append(self._schema)
+        pieces.append(_SCHEMA)
         whole = b"".join((b"\x0a", varint(sum(map(len, pieces))), *pieces))
         spans = self.spans
         self._clear()

@@ -135,15 +135,15 @@ def test_shaped_spans_are_sent_in_their_scopes_and_a_wrong_one_costs_only_itself
     """More of them than are encoded in one go."""
     shape = SpanShape(scope="a", name="n", constants={"c": "d"}, ints=("i",), doubles=("x",))
     other = SpanShape(scope="b", name="m", constants={})
-    spans = [shaped_span(shape, b"t" * 16, n, n, n / 2) for n in range(1, 101)]
+    spans = [shaped_span(shape, b"t" * 16, n, n, n / 2) for n in range(1, 301)]
     spans[40] = shaped_span(shape, b"t" * 16, 41)  # without its values
-    spans.append(shaped_span(other, b"t" * 16, 101))
+    spans.append(shaped_span(other, b"t" * 16, 301))
 
     worker._submit(Condensed(identity=IDENTITY, digests=[], shaped=spans))
     assert worker.flush(30)
 
     numbers = [span.attributes["i"] for span in receiver.spans(name="n")]
-    assert numbers == [n for n in range(1, 101) if n != 41]
+    assert numbers == [n for n in range(1, 301) if n != 41]
     assert {span.scope for span in receiver.spans(name="n")} == {"a"}
     assert [span.scope for span in receiver.spans(name="m")] == ["b"]
     assert worker._drops() == {"encode": 1}
