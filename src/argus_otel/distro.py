@@ -252,6 +252,7 @@ class Tracer:
         self._faults = FaultLog()
         self._dormant = dormant
         self._pid = os.getpid()
+        self._armed_pid = 0
         metric_interval_s = _metric_interval_s(os.environ)
         self.worker: Worker = Worker(
             settings,
@@ -339,8 +340,22 @@ class Tracer:
     # -- life of the process ------------------------------------------------------------------
 
     def _arm_exits(self) -> None:
-        """Called on the training thread when there is something to flush at the end."""
+        """Called on the training thread when there is something to flush at the end.
+
+        Again where the worker's thread could not be started the first time.
+        """
         self._pid = os.getpid()
+        if self._armed_pid != self._pid:
+            self._armed_pid = self._pid
+            self._register_flush_at_exit()
+        try:
+            bounded.prepare()
+            self._sigterm.install()
+        except (ValueError, OSError, RuntimeError) as error:
+            self._sigterm.undo()  # without its thread it would only keep the process alive
+            self._faults.report("sigterm_hook", error)
+
+    def _register_flush_at_exit(self) -> None:
         process = sys.modules.get("multiprocessing.process")
         if process is not None and process.parent_process() is not None:
             # Its children end by os._exit where they were forked: atexit does not run.
@@ -349,11 +364,6 @@ class Tracer:
             Finalize(None, self._flush_at_exit, exitpriority=0)
         else:
             atexit.register(self._flush_at_exit)
-        bounded.prepare()
-        try:
-            self._sigterm.install()
-        except (ValueError, OSError) as error:
-            self._faults.report("sigterm_hook", error)
 
     def _flush_at_exit(self) -> None:
         if os.getpid() == self._pid and self.recorder.enabled:

@@ -60,6 +60,41 @@ def test_each_world_and_each_attempt_has_traces_that_all_its_ranks_share(launch,
             assert ranks == {0: trace_id, 1: trace_id}
 
 
+def test_a_world_that_one_rank_had_on_its_own_before_sets_nobody_apart(launch, receiver):
+    """Two of them on rank 1: to load a checkpoint, say. All ranks of the job's share its traces."""
+    script = """
+    import torch, torch.distributed as dist
+
+    def own_world(n):
+        store = dist.FileStore(str(FOLDER / f"own-{n}"), 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        dist.destroy_process_group()
+
+    rank = int(os.environ["RANK"])
+    for n in range(2 * rank):
+        own_world(n)
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+    dist.barrier()
+    dist.destroy_process_group()
+    """
+
+    launch(script, under=("torchrun", "--nproc-per-node", "2"), env=receiver.environment).finish()
+
+    steps = receiver.spans(name="rank.step")
+    traces = {s.resource["dl.rank"]: set() for s in steps}
+    for span in steps:
+        traces[span.resource["dl.rank"]].add(span.trace_id)
+    assert sorted(traces) == [0, 1]
+    assert len(traces[0]) == 2
+    assert traces[0] == traces[1]
+    assert not any(s.resource.get("argus.run.nonce_local") for s in steps)
+
+
 def test_ranks_without_a_process_group_stand_alone(launch, receiver):
     """Each with traces and roots of its own, and the run's name in common."""
     script = """

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MAX_EXCEPTIONS = 16
 _MAX_PHASE_NAMES = 256
 _MAX_NAME_CHARACTERS = 100
+_START_AGAIN_NS = 10_000_000_000
 
 
 @dataclass(slots=True)
@@ -35,7 +36,8 @@ class Recorder:
     faults: FaultLog
     plan: CapturePlan
     on_first_record: Callable[[], None]
-    """Called once, when there is something to send for: starts the background thread."""
+    """Called when there is something to send for: starts the background thread. Once, unless it
+    raises (no thread can be started): then again, some time later."""
     enabled: bool = True
     identities: list[Identity] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
@@ -44,6 +46,7 @@ class Recorder:
     _members: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     _twins: Counter[tuple[str, tuple[int, ...], int]] = field(default_factory=Counter)
     _started: bool = False
+    _start_from_ns: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -58,15 +61,23 @@ class Recorder:
 
     def start(self) -> None:
         """Say that this process trains; the first call starts the background thread."""
-        if not self._started:
-            with self._lock:
-                if not self._started:
-                    self._started = True
-                    self.on_first_record()
+        if self._started or monotonic_ns() < self._start_from_ns:
+            return
+        with self._lock:
+            if self._started:
+                return
+            self._started = True
+            try:
+                self.on_first_record()
+            except Exception as error:  # noqa: BLE001 - never into the user's training
+                self._started = False
+                self._start_from_ns = monotonic_ns() + _START_AGAIN_NS
+                self.faults.report("worker_not_started", error)
 
     def reset_after_fork(self) -> None:
         """In a forked child: not started, and no lock that another thread held in the parent."""
         self._started = False
+        self._start_from_ns = 0
         self._lock = threading.Lock()
 
     def set_identity(self, identity: Identity) -> None:

@@ -30,6 +30,11 @@ def render_names(registry: dict[str, Any]) -> str:
     lines += [f'{_constant(name)}: Final = "{name}"' for name in registry["attributes"]]
     lines.append("")
     lines += [f'METRIC_{_constant(name)}: Final = "{name}"' for name in registry["metrics"]]
+    of_metrics = {name for m in registry["metrics"].values() for name in m.get("attributes", ())}
+    lines.append("")
+    lines += [
+        f'METRIC_ATTRIBUTE_{_constant(name)}: Final = "{name}"' for name in sorted(of_metrics)
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -67,9 +72,17 @@ def render_page(registry: dict[str, Any]) -> str:
             f"| `{name}` | {entry['type']} | {entry['unit']} | {entry['where']} "
             f"| {entry['meaning'].replace('|', chr(92) + '|')} | `{example}` |"
         )
-    lines += ["", "## Metrics", "", "| name | instrument | unit | what |", "|---|---|---|---|"]
+    lines += ["", "## Metrics", ""]
+    lines += ["| name | instrument | unit | what | attributes |", "|---|---|---|---|---|"]
     for name, entry in registry["metrics"].items():
-        lines.append(f"| `{name}` | {entry['instrument']} | {entry['unit']} | {entry['meaning']} |")
+        attributes = "; ".join(
+            f"`{attribute}` ({of['type']}): {of['meaning']}, such as `{of['example']}`"
+            for attribute, of in entry.get("attributes", {}).items()
+        )
+        lines.append(
+            f"| `{name}` | {entry['instrument']} | {entry['unit']} | {entry['meaning']} "
+            f"| {attributes} |"
+        )
     return "\n".join(lines) + "\n"
 
 

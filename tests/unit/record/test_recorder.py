@@ -87,6 +87,27 @@ def test_the_background_thread_is_started_once():
     assert starts == [1]
 
 
+def test_a_thread_that_cannot_be_started_is_tried_again_later(monkeypatch):
+    """A limit on processes that others use up: nothing reaches the job, and nothing is hurried."""
+    now_s, free, starts = [0], [False], []
+
+    def start():
+        starts.append(now_s[0])
+        if not free[0]:
+            message = "can't start new thread"
+            raise RuntimeError(message)
+
+    monkeypatch.setattr("argus_otel.record.recorder.monotonic_ns", lambda: now_s[0] * 10**9)
+    recorder = make_recorder(start)
+    for second in range(30):
+        now_s[0] = second
+        free[0] = second >= 15
+        recorder.start()
+
+    assert starts == [0, 10, 20]
+    assert recorder.faults.counts["worker_not_started"] == 2
+
+
 def test_phase_names_are_bounded(recorder):
     """A name with a number in it would fill the job's memory."""
     indices = [recorder.phase_index(f"rollout {n}") for n in range(300)]

@@ -1,8 +1,9 @@
 """Who this process is: the run's nonce, agreed through the job's own store.
 
-Right after ``init_process_group`` each rank does one ``compare_set`` on the store: the first
-writer wins, one round trip, no collective, no rank that has to come first. Where that fails the
-rank stands alone with a nonce of its own, and says so.
+Right after ``init_process_group`` each rank does an ``add`` and a ``compare_set`` on the store:
+the first tells how many worlds the store has had, in the second the first writer wins. Two round
+trips, no collective, no rank that has to come first. Where that fails the rank stands alone with
+a nonce of its own, and says so.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ class World:
         self._sink = sink
         self._steps = steps
         self._collectives = collectives
-        self._inits = 0
 
     def instrument(self, patches: Patches, c10d: Any) -> None:  # noqa: ANN401
         """Hook torch's module of process groups."""
@@ -99,8 +99,7 @@ class World:
         from torch.distributed import distributed_c10d as c10d
 
         before = self._sink.identity
-        nonce, local = self._agree_on_nonce(c10d, before.attempt)
-        self._inits += 1
+        nonce, local = self._agree_on_nonce(c10d, before.attempt, dist.get_world_size())
         self._sink.set_identity(
             replace(
                 before,
@@ -115,13 +114,24 @@ class World:
         self._steps.begin_identity()
         self._sink.start()
 
-    def _agree_on_nonce(self, c10d: Any, attempt: int) -> tuple[bytes, bool]:  # noqa: ANN401
+    def _agree_on_nonce(
+        self,
+        c10d: Any,  # noqa: ANN401
+        attempt: int,
+        world_size: int,
+    ) -> tuple[bytes, bool]:
         own = secrets.token_bytes(
             NONCE_BYTES
         )  # not `random`: user code seeds that alike everywhere
+        if world_size == 1:
+            return own, False  # nobody to share it with
         try:
             store = c10d._get_default_store()  # noqa: SLF001 - no public way to the store
-            key = f"argus/nonce/{attempt}/{self._inits}"
+            prefix = f"argus/nonce/{attempt}/{world_size}"
+            # Counted in the store, where each rank of a world comes by once: how many worlds a
+            # process has had is its own affair (a world of a rank's own before the job's).
+            worlds_before = (store.add(f"{prefix}/ranks", 1) - 1) // world_size
+            key = f"{prefix}/{worlds_before}"
             agreed = bytes.fromhex(bytes(store.compare_set(key, "", own.hex())).decode("ascii"))
         except Exception as error:  # noqa: BLE001 - FakeStore, a store without compare_set, …
             self._sink.faults.report("nonce_not_shared", error)
