@@ -109,6 +109,19 @@ class _Groups:
         return spread
 
 
+class _Stream:
+    """The communication streams of some groups: one operation after another."""
+
+    def __init__(self, groups: _Groups) -> None:
+        self._groups = groups
+        self._free_G = np.full(groups.ids.size, -np.inf)
+
+    def run(self, arrival_N: Floats, transfer_G: Floats) -> Floats:
+        """When an operation ends for each rank, which began with its last member's arrival."""
+        self._free_G = np.maximum(self._groups.latest(arrival_N), self._free_G) + transfer_G
+        return self._groups.spread(self._free_G)
+
+
 class Model:
     """A job under way. Iterate over ``steps``.
 
@@ -123,6 +136,8 @@ class Model:
         self._random = np.random.default_rng(seed)
         self._n = cluster.ranks // cluster.pp
         self.order = dependency_order(cluster.pp, cluster.micro_batches, cluster.chunks)
+        self._slot_of_pass: dict[tuple[int, Work, str], int] = {}
+        self._slot_of_unit: dict[tuple[str, str, int], int] = {}
         self.slots: list[list[Slot]] = [self._slots_of(stage) for stage in range(cluster.pp)]
         self.operations = max(len(slots) for slots in self.slots)
         self._by_axis: dict[tuple[str, int | None], _Groups] = {}
@@ -146,7 +161,6 @@ class Model:
     def _slots_of(self, stage: int) -> list[Slot]:
         c = self.cluster
         slots: list[Slot] = []
-        self._slot_of_pass: dict[tuple[int, Work, str], int] = getattr(self, "_slot_of_pass", {})
 
         def add(work: Work, what: str, slot: Slot) -> None:
             self._slot_of_pass[stage, work, what] = len(slots)
@@ -179,13 +193,20 @@ class Model:
         return slots
 
     def _sharded_slots(self, slots: list[Slot]) -> None:
+        """In the order in which they are issued, which is the order of the communication stream."""
         c = self.cluster
         axis = "dp" if c.sharding == "fsdp" else "shard"
-        for phase, op in (("forward", "all_gather"), ("backward", "all_gather"),
-                          ("backward", "reduce_scatter")):  # fmt: skip
-            slots += [Slot(op, axis, phase, c.bucket_bytes)] * c.buckets
-        if c.sharding == "hsdp":
-            slots += [Slot("all_reduce", "replica", "backward", c.bucket_bytes)] * c.buckets
+        for phase in ("forward", "backward"):
+            for unit in range(c.buckets + 1):
+                if unit < c.buckets:
+                    self._slot_of_unit[phase, "gather", unit] = len(slots)
+                    slots.append(Slot("all_gather", axis, phase, c.bucket_bytes))
+                if phase == "backward" and unit:
+                    self._slot_of_unit[phase, "scatter", unit - 1] = len(slots)
+                    slots.append(Slot("reduce_scatter", axis, phase, c.bucket_bytes))
+                    if c.sharding == "hsdp":
+                        self._slot_of_unit[phase, "reduce", unit - 1] = len(slots)
+                        slots.append(Slot("all_reduce", "replica", phase, c.bucket_bytes))
 
     def _tail_slots(self, slots: list[Slot]) -> None:
         c = self.cluster
@@ -371,17 +392,15 @@ class Model:
     def _reduce_buckets(self, run: _Running, stage: int, began: Floats, now: Conditions) -> None:
         """DDP: each bucket is reduced while the rest of the backward runs; then wait for the last."""
         c = self.cluster
-        where, groups = self._of(stage), self.groups("dp", stage)
+        where = self._of(stage)
         first = next(k for k, s in enumerate(self.slots[stage])
                      if s.axis == "dp" and s.op == "all_reduce")  # fmt: skip
         scale = run.t_R[where] - began  # with what the pass waited for inside
-        done_G = np.full(groups.ids.size, -np.inf)
+        stream = _Stream(self.groups("dp", stage))
         end = run.t_R[where]
         for bucket in range(c.buckets):
             arrival = began + scale * (bucket + 1) / c.buckets
-            done_G = np.maximum(groups.latest(arrival), done_G)
-            done_G = done_G + self._transfer("dp", stage, c.bucket_s, now)
-            end = groups.spread(done_G)
+            end = stream.run(arrival, self._transfer("dp", stage, c.bucket_s, now))
             run.arrival_RK[where, first + bucket] = arrival
             run.end_RK[where, first + bucket] = end
         run.wait_for(where, end, _BACKWARD)
@@ -392,44 +411,36 @@ class Model:
         """FSDP and HSDP: units gathered one ahead, gradients scattered behind the backward."""
         c = self.cluster
         everybody = slice(None)
-        axis = "dp" if c.sharding == "fsdp" else "shard"
         work_R = length_DM.mean(1)[c.places["dp"]]
-        groups = self.groups(axis)
-        done_G = np.full(groups.ids.size, -np.inf)
-        replicas = self.groups("replica")
-        reduced_G = np.full(replicas.ids.size, -np.inf)
-        run.t_R += stall_R
-        run.phase_PR[_FORWARD] += stall_R
-        for direction, base_s, phase in ((0, c.forward_s, _FORWARD), (1, c.backward_s, _BACKWARD)):
-            issued = run.t_R.copy()
+        shards = _Stream(self.groups("dp" if c.sharding == "fsdp" else "shard"))
+        replicas = _Stream(self.groups("replica"))
+        axis = "dp" if c.sharding == "fsdp" else "shard"
+
+        def issue(what: str, phase: str, unit: int, arrival_R: Floats) -> Floats:
+            stream, of = (replicas, "replica") if what == "reduce" else (shards, axis)
+            end_R = stream.run(arrival_R, self._transfer(of, None, c.bucket_s, now))
+            slot = self._slot_of_unit[phase, what, unit]
+            run.arrival_RK[:, slot], run.end_RK[:, slot] = arrival_R, end_R
+            return end_R
+
+        run.spend(_FORWARD, everybody, stall_R)
+        last_R = run.t_R
+        for direction, base_s in ((0, c.forward_s), (1, c.backward_s)):
+            phase = _BACKWARD if direction else _FORWARD
             began, waited = run.t_R.copy(), run.wait_R.copy()
+            gathered_R = issue("gather", PHASES[phase], 0, run.t_R.copy())
             for unit in range(c.buckets):
-                slot = direction * c.buckets + unit
-                done_G = np.maximum(groups.latest(issued), done_G)
-                done_G = done_G + self._transfer(axis, None, c.bucket_s, now)
-                end = groups.spread(done_G)
-                run.arrival_RK[:, slot], run.end_RK[:, slot] = issued, end
-                run.wait_for(everybody, end, phase)
-                issued = run.t_R.copy()  # the next unit is gathered while this one computes
+                run.wait_for(everybody, gathered_R, phase)
+                if unit + 1 < c.buckets:  # gathered while this unit computes
+                    gathered_R = issue("gather", PHASES[phase], unit + 1, run.t_R.copy())
                 run.spend(phase, everybody, base_s / c.buckets * factor_R * work_R)
                 if direction:
-                    slot = 2 * c.buckets + unit
-                    arrival = run.t_R.copy()
-                    done_G = np.maximum(groups.latest(arrival), done_G)
-                    done_G = done_G + self._transfer(axis, None, c.bucket_s, now)
-                    scattered = groups.spread(done_G)
-                    run.arrival_RK[:, slot], run.end_RK[:, slot] = arrival, scattered
+                    last_R = issue("scatter", PHASES[phase], unit, run.t_R.copy())
                     if c.sharding == "hsdp":
-                        slot = 3 * c.buckets + unit
-                        reduced_G = np.maximum(replicas.latest(scattered), reduced_G)
-                        reduced_G = reduced_G + self._transfer("replica", None, c.bucket_s, now)
-                        run.arrival_RK[:, slot] = scattered
-                        run.end_RK[:, slot] = replicas.spread(reduced_G)
+                        last_R = issue("reduce", PHASES[phase], unit, last_R)
             run.pass_start_RM2[:, 0, direction] = began
             run.pass_RM2[:, 0, direction] = run.t_R - began - (run.wait_R - waited)
-        run.wait_for(everybody, groups.spread(done_G), _BACKWARD)
-        if c.sharding == "hsdp":
-            run.wait_for(everybody, replicas.spread(reduced_G), _BACKWARD)
+        run.wait_for(everybody, last_R, _BACKWARD)
 
     def _tail(self, run: _Running, now: Conditions, factor_R: Floats) -> None:
         """Reduce what is not reduced yet, clip, step, and gather the parameters."""

@@ -271,10 +271,11 @@ class TableMaker:
         return pa.ListArray.from_arrays(pa.array(offsets), rows)
 
     def _boundary_counts(self, ordinal_D: Ints, rank_D: Ints) -> pa.Array:
-        axes = sorted({s.axis for slots in self._model.slots for s in slots if s.axis != "pp"})
+        axes = sorted({slot.axis for slots in self._model.slots for slot in slots})
         per_step = []
         for stage_slots in self._model.slots:
-            per_step.append([sum(s.axis == axis for s in stage_slots) for axis in axes])
+            collective = [slot.axis for slot in stage_slots if slot.peer_stages is None]
+            per_step.append([collective.count(axis) for axis in axes])
         stage_D = self._cluster.places["pp"][rank_D]
         count = np.array(per_step, dtype=np.int64)[stage_D] * ordinal_D[:, None]
         key = np.stack([self._key_of(axis) for axis in axes], axis=1)[rank_D]
@@ -302,7 +303,8 @@ class TableMaker:
         told_RK = self._used_RK & arrays.reported_R[:, None] & ~np.isnan(arrays.arrival_RK)
         rank, slot = np.nonzero(told_RK)
         arrival = arrays.arrival_RK[rank, slot] - arrays.start_R[rank]
-        order = np.lexsort((arrival, rank))  # a digest lists operations in order of arrival
+        # As a digest lists them: in order of arrival, and of issue where two arrive at once.
+        order = np.lexsort((slot, arrival, rank))
         rank, slot, arrival = rank[order], slot[order], arrival[order]
         at = (rank, slot)
         count = self._per_step_RK[at] * arrays.ordinal + self._nth_RK[at]

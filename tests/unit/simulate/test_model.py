@@ -1,0 +1,163 @@
+"""The laws of a synchronous step hold in every simulated one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from argus_otel._runtime.errors import ConfigError
+from argus_otel.simulate.cluster import PRESETS, Cluster
+from argus_otel.simulate.faults import KINDS, parse_fault
+from argus_otel.simulate.model import Model
+
+SMALL = [name for name, cluster in PRESETS.items() if cluster.ranks <= 64]
+
+
+def steps_of(cluster, *faults, count=12, seed=3):
+    planted = [parse_fault(fault, cluster) for fault in faults]
+    return list(Model(cluster, planted, seed).steps(count))
+
+
+def busy(step):
+    return step.end_R - step.start_R - step.wait_R
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_nobody_ends_a_collective_before_its_last_member_arrives(name):
+    """And all members end together."""
+    cluster = PRESETS[name]
+    model = Model(cluster, [parse_fault("compute:rank=1,factor=2", cluster)], 0)
+    *_, step = model.steps(5)
+    n = cluster.ranks // cluster.pp
+
+    for stage, slots in enumerate(model.slots):
+        mine = slice(stage * n, (stage + 1) * n)
+        for k, slot in enumerate(slots):
+            arrival, end = step.arrival_RK[mine, k], step.end_RK[mine, k]
+            assert (end >= arrival).all()
+            if slot.peer_stages is not None or slot.axis == "world":
+                continue
+            group = cluster.group_of(slot.axis)[mine]
+            for g in np.unique(group):
+                assert np.ptp(end[group == g]) == 0
+                assert end[group == g].min() > arrival[group == g].max()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_phases_and_between_make_up_the_time_that_passes(name):
+    """No second is lost or counted twice."""
+    for step in steps_of(PRESETS[name], count=4):
+        total = step.phase_PR.sum(0)
+        assert total == pytest.approx(step.end_R - step.start_R + step.between_R)
+        assert (busy(step) > 0).all()
+
+
+def test_a_fault_leaves_the_healthy_part_of_a_run_as_it_was():
+    """The same seed draws the same noise with and without it."""
+    healthy = steps_of(PRESETS["ddp-8"])
+    faulty = steps_of(PRESETS["ddp-8"], "compute:rank=3,factor=2,from=6")
+
+    for a, b in zip(healthy[:6], faulty[:6], strict=True):
+        assert (a.end_R == b.end_R).all()
+    others = np.arange(8) != 3
+    last_a, last_b = healthy[-1], faulty[-1]
+    assert busy(last_b)[others] == pytest.approx(busy(last_a)[others])
+    assert busy(last_b)[3] / busy(last_a)[3] == pytest.approx(2, abs=0.05)
+
+
+def test_everybody_waits_for_a_slow_rank_and_it_waits_least():
+    """Which is why collective time accuses the wrong ones."""
+    step = steps_of(PRESETS["ddp-64"], "compute:rank=17,factor=1.5")[-1]
+
+    assert step.wait_R.argmin() == 17
+    assert step.wait_R[17] < 0.5 * np.median(step.wait_R)
+
+
+def test_a_slow_link_under_enough_compute_leaves_the_step_time_flat():
+    """ARGUS's second case: only the transfers tell."""
+    cluster = replace(PRESETS["ddp-64"], buckets=2, bucket_s=0.001, clip_gradients=False)
+    healthy, slow = steps_of(cluster)[-1], steps_of(cluster, "link:host=1,factor=3")[-1]
+
+    assert np.nanmedian(slow.end_RK[:, 0] - slow.arrival_RK[:, 0]) > 1.3 * np.nanmedian(
+        healthy.end_RK[:, 0] - healthy.arrival_RK[:, 0]
+    )
+    assert (slow.end_R - slow.start_R).max() < 1.05 * (healthy.end_R - healthy.start_R).max()
+
+
+def test_one_late_micro_batch_costs_every_stage():
+    """ARGUS's third case: the bubble is larger than the delay of any one rank."""
+    cluster = PRESETS["pipeline-32"]
+    healthy = steps_of(cluster)[-1]
+    late = steps_of(cluster, "micro_batch:rank=24,extra_s=0.2,index=3")[-1]
+
+    extra_wait = (late.wait_R - healthy.wait_R).sum()
+    assert extra_wait > 5 * 0.2
+    assert late.wait_R[24] < late.wait_R[[0, 8, 16]].min()
+
+
+def test_the_launch_ahead_swallows_a_short_pause_and_not_a_long_one():
+    """A GPU with queued work does not notice its host collecting for 8 ms."""
+    cluster = replace(PRESETS["fsdp-64"], noise=0.0, common_noise=0.0, transfer_noise=0.0)
+
+    def step_s(*faults):
+        step = steps_of(cluster, *faults)[-1]
+        return (step.end_R - step.start_R).max()
+
+    assert step_s("gc:rank=5,pause_s=0.008,every=2,from=1") == pytest.approx(step_s())
+    assert step_s("gc:rank=5,pause_s=0.100,every=2,from=1") > step_s() + 0.08
+
+
+def test_a_rank_that_never_arrives_stops_the_job_and_everybody_says_where_it_is():
+    """The culprit has entered no collective; the others are in the same one."""
+    steps = steps_of(PRESETS["ddp-8"], "hang:rank=6,from=4")
+
+    assert [step.ordinal for step in steps] == [0, 1, 2, 3, 4]
+    assert not steps[-1].reported_R.any()
+    entered = {beat["rank"]: beat["slot"] for beat in steps[-1].heartbeats}
+    assert entered[6] is None
+    assert len({entered[rank] for rank in range(8) if rank != 6}) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_fault_does_something(kind):
+    """A fault without effect would be scored as missed."""
+    cluster = replace(PRESETS["moe-64"], launch_ahead_s=0.0)
+    place = "" if KINDS[kind].everywhere else ":rank=9"
+    healthy, faulty = steps_of(cluster), steps_of(cluster, kind + place)
+
+    def told(steps):
+        return [
+            (
+                step.end_R.tolist(), step.memory_bytes_R.tolist(), step.reported_R.tolist(),
+                len(step.events), len(step.heartbeats), step.run_delay_R.tolist(),
+            )
+            for step in steps
+        ]  # fmt: skip
+
+    assert told(healthy) != told(faulty)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("computer:rank=1", "compute"),
+        ("compute", "rank="),
+        ("compute:rank=99", "0 to 7"),
+        ("compute:rank=x", "a number"),
+        ("compute:rank=1,speed=2", "factor"),
+        ("link:host=9", "0 to 0"),
+        ("stage:stage=4", "0 to 0"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused_with_what_could_be(text, says):
+    """Nobody reads the source to plant a fault."""
+    with pytest.raises(ConfigError, match=says):
+        parse_fault(text, PRESETS["ddp-8"])
+
+
+def test_axes_that_do_not_fit_are_refused():
+    """Experts divide the data axis; interleaving needs whole rounds."""
+    with pytest.raises(ValueError, match="ep divides dp"):
+        Cluster(name="x", dp=6, ep=4)
+    with pytest.raises(ValueError, match="multiple of pp"):
+        Cluster(name="x", dp=1, pp=4, chunks=2, micro_batches=6)
