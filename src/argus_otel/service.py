@@ -5,6 +5,7 @@ The one place here that knows these stages and hands the one's output to the nex
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,7 @@ from argus_otel.align import align
 from argus_otel.detect.definition import load_detectors
 from argus_otel.detect.engine import diagnose
 from argus_otel.encode import EncodedSpans, encode_resource, encode_span, encode_trace_requests
-from argus_otel.publish.spans import HttpDestination, finding_spans
+from argus_otel.publish.spans import HttpDestination, finding_spans, steps_of
 from argus_otel.report.view import Heat, RunView
 from argus_otel.semconv import names
 from argus_otel.store.opening import local_folder
@@ -125,6 +126,8 @@ def publish(
 ) -> int | None:
     """Put each finding into the trace of the step it speaks of, unless it is there already.
 
+    One that was published as open is published once more when it has ended.
+
     Args:
         judged: What to publish.
         store: Asked for what is there already.
@@ -176,17 +179,18 @@ def publish(
     return len(encoded)
 
 
-def _published(judged: Judged, store: Store) -> set[str]:
-    """Ids of finding spans that the steps in question have already."""
-    found: set[str] = set()
-    places = (f.evidence.get("look_at_step") for f in judged.verdict.diagnosis.findings)
-    for step in {int(step) for step in places if step is not None}:
+def _published(judged: Judged, store: Store) -> set[tuple[str, str]]:
+    """Findings, by id and state, that the steps in question have already."""
+    found: set[tuple[str, str]] = set()
+    for step in steps_of(judged.verdict.diagnosis.findings):
         spans = store.spans(judged.run, (step, step + 1))
-        for name, span_id in zip(
-            spans["name"].to_pylist(), spans["span_id"].to_pylist(), strict=True
+        for name, text in zip(
+            spans["name"].to_pylist(), spans["attributes"].to_pylist(), strict=True
         ):
             if name == names.SPAN_ARGUS_FINDING:
-                found.add(str(span_id))
+                attributes = json.loads(text)
+                state = attributes.get(names.ARGUS_FINDING_STATE, "open")
+                found.add((str(attributes.get(names.ARGUS_FINDING_ID)), str(state)))
     return found
 
 

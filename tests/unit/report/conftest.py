@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from argus_otel.testing.cases import build_run
 from argus_otel.encode import EncodedSpans, encode_resource, encode_span, encode_trace_requests
 from argus_otel.semconv import names
 from argus_otel.store.spans import read_request
 from argus_otel.store.writer import ParquetWriter
+from argus_otel.testing.cases import build_run
 from argus_otel.wire import ids, scopes
 from argus_otel.wire.digest import (
     OPS,
@@ -28,7 +28,7 @@ def write_store():
     return _write_store
 
 
-def _write_store(folder, case, *, run_id="llama-70b-3", service="train"):
+def _write_store(folder, case, *, run_id="llama-70b-3", service="train", from_step=0):
     """Write a case into a store folder, as ``argus serve`` would."""
     tables = build_run(case)
     world = case["ranks"]
@@ -39,7 +39,11 @@ def _write_store(folder, case, *, run_id="llama-70b-3", service="train"):
     )
     with ParquetWriter(folder) as writer:
         for rank, host in hosts.items():
-            rows = [row for row in tables.steps.to_pylist() if row["rank"] == rank]
+            rows = [
+                row
+                for row in tables.steps.to_pylist()
+                if row["rank"] == rank and row["ordinal"] >= from_step
+            ]
             digests = [_digest(row, group, members) for row in rows]
             spans = b"".join(
                 encode_span(

@@ -58,6 +58,56 @@ def test_publishing_twice_writes_once(tmp_path, judged):
     assert len(finding_rows(tmp_path)) == 1
 
 
+def later(slow_until):
+    """The same run 60 steps later, slow until then or to its end."""
+    changes = [{"ranks": [2], "steps": [30, slow_until], "own_times": 1.5}]
+    return {"ranks": 4, "steps": 120, "changes": changes}
+
+
+def publish(folder):
+    """Judge what the folder holds now and publish it; spans sent."""
+    store = open_store(str(folder))
+    judged = service.judge(store, "latest")
+    return service.publish(judged, store, str(folder), endpoint=None)
+
+
+def test_a_verdict_that_was_open_is_told_to_have_ended_once(tmp_path, judged, write_store):
+    """In the last step that was slow, so that who opens that one sees that it is over."""
+    assert publish(tmp_path) == 1
+    write_store(tmp_path, later(slow_until=60), from_step=60)
+
+    assert [publish(tmp_path), publish(tmp_path)] == [1, 0]
+
+    opened, ended = sorted(finding_rows(tmp_path), key=lambda row: row["ordinal"])
+    (first, last) = (json.loads(row["attributes"]) for row in (opened, ended))
+    assert first[names.ARGUS_FINDING_ID] == last[names.ARGUS_FINDING_ID]
+    assert first[names.ARGUS_FINDING_STATE] == "open"
+    assert last[names.ARGUS_FINDING_STATE] == "ended"
+    assert opened["ordinal"] == 30
+    assert 55 <= ended["ordinal"] <= 62
+    assert opened["span_id"] != ended["span_id"]
+    assert ended["status"] == "error"
+
+
+def test_a_verdict_that_goes_on_is_not_told_again(tmp_path, judged, write_store):
+    """Sixty more slow steps are no news."""
+    assert publish(tmp_path) == 1
+    write_store(tmp_path, later(slow_until=120), from_step=60)
+
+    assert publish(tmp_path) == 0
+
+
+def test_a_verdict_that_had_ended_before_anybody_looked_is_told_once(tmp_path, write_store):
+    """In the step that one is sent to, where it began."""
+    write_store(tmp_path, later(slow_until=60))
+
+    assert [publish(tmp_path), publish(tmp_path)] == [1, 0]
+
+    (row,) = finding_rows(tmp_path)
+    assert json.loads(row["attributes"])[names.ARGUS_FINDING_STATE] == "ended"
+    assert row["ordinal"] == 30
+
+
 def test_span_ids_follow_from_the_finding(judged):
     """So that a store which takes duplicates can still tell them."""
     findings, steps = judged.verdict.diagnosis.findings, judged.tables.steps
