@@ -7,8 +7,11 @@ import logging
 import pytest
 import torch
 import torch._dynamo
+import torch.distributed as dist
+from torch._dynamo import convert_frame
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 BATCH = torch.ones(4, 8)
 
@@ -83,3 +86,33 @@ def test_a_loop_compiled_as_a_whole_still_has_steps(traced, model):
         train_step(BATCH)
 
     assert len(traced.digests()) == 3
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, by Dynamo
+def test_no_function_of_ours_is_ever_compiled(alone, model):
+    """Also not after ``torch._dynamo.reset()``, which forgets what it was told about a code."""
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    ours = []
+    for _ in range(3):
+        compiled = torch.compile(ddp, backend="eager")
+        step = torch.compile(optimizer.step, backend="eager")
+
+        @torch.compile(backend="eager")
+        def train_step(batch, compiled=compiled, step=step):
+            optimizer.zero_grad()
+            compiled(batch).sum().backward()
+            step()
+            dist.all_reduce(torch.ones(3))
+
+        for _ in range(3):
+            for batch in DataLoader(BATCH, batch_size=2):
+                train(compiled, optimizer, step, steps=1)
+                train_step(batch)
+        seen = [*convert_frame.input_codes.seen, *convert_frame.output_codes.seen]
+        codes = [code for code in (reference() for reference in seen) if code is not None]
+        ours += [code for code in codes if "argus_otel" in code.co_filename]
+        torch._dynamo.reset()
+
+    assert codes != []
+    assert ours == []

@@ -112,6 +112,7 @@ class BackwardTimer:
     def __init__(self, sink: Sink, steps: StepTracker) -> None:
         self._sink = sink
         self._steps = steps
+        self.append = sink.append
         self.ddp_models = 0
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,7 +147,9 @@ def instrument_backward(
 ) -> None:
     """Time every autograd pass."""
     patches.replace(module, "backward", timer.wrap)
-    never_compile(ThreadTimes.read, callees=True)
+    # What the wrappers call beside the functions that they wrap, which may be compiled.
+    for function in (ThreadTimes.read, vars(StepTracker)["is_here"].fget, timer.append):
+        never_compile(function, callees=True)
     for name in ("backward_begins", "backward_ends"):
         never_compile(getattr(StepTracker, name), callees=True)
     for name in ("enter", "leave"):
