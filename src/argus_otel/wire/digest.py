@@ -290,7 +290,11 @@ def decode_digest(
 
 
 def fold_sync(sync: SyncColumns) -> SyncColumns:
-    """Sum a sync vector over (group, operation, phase), for steps with too many collectives."""
+    """Sum a sync vector over (group, operation, phase), for steps with too many collectives.
+
+    Returns:
+        Arrays, whatever was given.
+    """
     group, op, phase, payload_bytes, arrival_us, duration_us = (
         np.asarray(column, dtype=np.int64)
         for column in (
@@ -317,9 +321,9 @@ def fold_sync(sync: SyncColumns) -> SyncColumns:
     np.minimum.at(earliest, row, arrival_us)
     np.minimum.at(least, row[known], duration_us[known])
     return SyncColumns(
-        group_keys=sync.group_keys,
-        start_counts=sync.start_counts,
-        channels=sync.channels,
+        group_keys=np.asarray(sync.group_keys, dtype=np.uint64),
+        start_counts=np.asarray(sync.start_counts, dtype=np.int64),
+        channels=np.asarray(sync.channels, dtype=np.int64).reshape(-1, 4),
         group=group[first],
         op=op[first],
         payload_bytes=np.bincount(row, weights=payload_bytes, minlength=rows).astype(np.int64),
