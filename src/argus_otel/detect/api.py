@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from argus_otel.detect.definition import Params
+from argus_otel.detect.frame import WARM_UP_STEPS
 from argus_otel.detect.reference import Comparison, compare
 from argus_otel.detect.run import Event, Group, Passes, Run
 from argus_otel.detect.statistics import (
@@ -26,11 +27,12 @@ from argus_otel.detect.window import Window
 from argus_otel.tables.findings import Abstention, Diagnosis, Finding, Onset, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
 __all__ = [
+    "WARM_UP_STEPS",
     "Abstention",
     "Comparison",
     "Diagnosis",
@@ -45,6 +47,11 @@ __all__ = [
     "abstain",
     "abstain_run",
     "compare",
+    "device_texts",
+    "device_values",
+    "event_seconds",
+    "join_by_onset",
+    "join_numbers",
     "lowest_mean",
     "luck_of_fastest_quarter",
     "luck_of_slowest",
@@ -53,7 +60,11 @@ __all__ = [
     "median_over",
     "name_ranks",
     "name_run_ranks",
+    "own_time",
+    "ratio_to_peers",
+    "settled_steps",
     "start_of_lasting_change",
+    "usual_step_s",
 ]
 
 
@@ -250,3 +261,99 @@ def make_finding(
             "trace_id": trace_id,
         },
     )
+
+
+# -- whole runs: what several detectors take from one --------------------------------------------
+
+
+def settled_steps(run: Run) -> NDArray[np.bool_]:
+    """Steps [A] after the warm-up and without compilation, as windows see them."""
+    compiling = {event.ordinal for event in run.events if event.kind.startswith("compil")}
+    settled: NDArray[np.bool_] = run.ordinals_A >= WARM_UP_STEPS
+    settled &= ~np.isin(run.ordinals_A, sorted(compiling))
+    return settled
+
+
+def usual_step_s(run: Run) -> float:
+    """Median step time of the job over its settled steps (all, where none is settled); seconds."""
+    settled = settled_steps(run)
+    step_s = run.columns["step_s"][settled if settled.any() else slice(None)]
+    return float(median_over(median_over(step_s, axis=1), axis=0)) if step_s.size else np.nan
+
+
+def own_time(run: Run) -> NDArray[np.float64]:
+    """Seconds [A, R] that each rank needs for itself, NaN unknown.
+
+    Busy time less input, garbage collection and, where there is no GPU, waiting for a core.
+    """
+    columns = run.columns
+    aside = np.nan_to_num(columns["data_wait_s"]) + np.nan_to_num(columns["gc_s"])
+    aside += np.where(run.has_gpu_R, 0.0, np.nan_to_num(columns["run_delay_s"]))
+    own: NDArray[np.float64] = np.maximum(columns["busy_s"] - aside, 0.02 * columns["busy_s"])
+    return own
+
+
+def ratio_to_peers(run: Run, values_AR: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each value over the mean of its fastest quarter of peers in the same step; NaN without any."""
+    ratio = np.full(values_AR.shape, np.nan)
+    for bucket in run.peers.buckets:
+        part = values_AR[:, bucket]
+        ratio[:, bucket] = part / np.maximum(lowest_mean(part, axis=-1), 1e-9)[..., None]
+    return ratio
+
+
+def event_seconds(run: Run, events: Sequence[Event]) -> NDArray[np.float64]:
+    """Seconds [A, R] that some events took in each step of each rank; 0 where there was none."""
+    took = np.zeros((run.ordinals_A.size, run.ranks_R.size))
+    if events and run.ordinals_A.size:
+        ordinal = np.array([event.ordinal for event in events])
+        step = np.minimum(np.searchsorted(run.ordinals_A, ordinal), run.ordinals_A.size - 1)
+        known = run.ordinals_A[step] == ordinal
+        rank = np.array([event.rank for event in events])
+        seconds = np.array([max(event.duration_s, 0.0) for event in events])
+        np.add.at(took, (step[known], rank[known]), seconds[known])
+    return took
+
+
+def device_values(run: Run, name: str) -> NDArray[np.float64]:
+    """A number that devices say, [A, R]; NaN where one said nothing."""
+    values = np.full((run.ordinals_A.size, run.ranks_R.size), np.nan)
+    step, rank, rows = _device_rows(run)
+    column = run.devices[name].to_numpy(zero_copy_only=False).astype(np.float64)
+    values[step, rank] = column[rows]
+    return values
+
+
+def device_texts(run: Run, name: str) -> list[tuple[int, int, str]]:
+    """(step index, rank index, text) of what devices say in words, where it is not empty."""
+    step, rank, rows = _device_rows(run)
+    texts = run.devices[name].to_pylist()
+    told = zip(step.tolist(), rank.tolist(), rows.tolist(), strict=True)
+    return [(s, r, str(texts[row])) for s, r, row in told if texts[row]]
+
+
+def _device_rows(run: Run) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Step index and rank index of each device row of known steps and ranks, and its place."""
+    ordinal = run.devices["ordinal"].to_numpy()
+    number = run.devices["rank"].to_numpy()
+    if not ordinal.size or not run.ordinals_A.size or not run.ranks_R.size:
+        nothing = np.empty(0, dtype=np.int64)
+        return nothing, nothing, nothing
+    step = np.minimum(np.searchsorted(run.ordinals_A, ordinal), run.ordinals_A.size - 1)
+    rank = np.minimum(np.searchsorted(run.ranks_R, number), run.ranks_R.size - 1)
+    known = np.flatnonzero((run.ordinals_A[step] == ordinal) & (run.ranks_R[rank] == number))
+    return step[known], rank[known], known
+
+
+def join_by_onset(first_of: Mapping[int, int], within: int = OPEN_STEPS) -> list[list[int]]:
+    """Ranks that fell ill together: rank → first step, in groups that begin within so many steps.
+
+    The first to fall ill is the first of its group.
+    """
+    joined: list[list[int]] = []
+    for rank, first in sorted(first_of.items(), key=lambda item: (item[1], item[0])):
+        if joined and first - first_of[joined[-1][0]] <= within:
+            joined[-1].append(rank)
+        else:
+            joined.append([rank])
+    return joined

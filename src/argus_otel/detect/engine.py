@@ -95,7 +95,7 @@ def _cannot_start(frame: Frame, detector: Detector) -> Abstention | None:
     def because(code: str, missing: str) -> Abstention:
         return Abstention(detector=detector.id, code=code, steps=steps, missing=missing)
 
-    if frame.steps_seen == 0:
+    if frame.steps_seen == 0 and (detector.least_steps or not of_run):
         return because("no_steps", "any step at all; the run has sent none")
     if settled < detector.least_steps and of_run:
         return because("too_few_steps", f"{detector.least_steps} steps; {settled} were seen")
@@ -132,8 +132,9 @@ def _whole(frame: Frame, detector: Detector) -> tuple[list[Finding], list[Absten
     try:
         diagnosis = detector.detect(frame.whole, detector.params)
     except Exception as error:  # noqa: BLE001 - a detector may be anybody's code
-        ordinals_A = frame.whole.ordinals_A
-        return [], [_failed((int(ordinals_A[0]), int(ordinals_A[-1])), detector, error)], 0
+        ordinals = frame.whole.ordinals_A
+        steps = (int(ordinals[0]), int(ordinals[-1])) if ordinals.size else None
+        return [], [_failed(steps, detector, error)], 0
     said = diagnosis.abstentions
     judged = all(abstention.code.startswith(PARTIAL) for abstention in said)
     findings = [with_cost(finding, frame) for finding in diagnosis.findings]
@@ -163,7 +164,7 @@ def _slide(frame: Frame, detector: Detector) -> tuple[list[Finding], list[Absten
     return findings, list(silent.values()), judged
 
 
-def _failed(steps: tuple[int, int], detector: Detector, error: Exception) -> Abstention:
+def _failed(steps: tuple[int, int] | None, detector: Detector, error: Exception) -> Abstention:
     return Abstention(
         detector=detector.id,
         code="detector_error",

@@ -38,6 +38,12 @@ for the last 40 and 26 of 100 steps of 25 ms."""
 _OPEN_WINDOWS: Final = 5
 """A fault seen in one of these many latest windows is still open: an intermittent one may rest."""
 
+UNEXPLAINED: Final = "regression_unexplained"
+"""Slower steps that no other finding accounts for."""
+
+_EXPLAINED_SHARE: Final = 0.5
+"""Of a symptom's cost, what its causes have to account for."""
+
 
 @dataclass(slots=True)
 class Track:
@@ -200,23 +206,78 @@ def with_cost(finding: Finding, frame: Frame) -> Finding:
 def suppress(findings: Sequence[Finding], explains: Mapping[str, Sequence[str]]) -> list[Finding]:
     """List symptoms under what explains them, heaviest cost first.
 
+    A cause may look lighter than its symptom, but a light one does not hide what costs several
+    times as much.
+
     Args:
         findings: Of all detectors.
         explains: Detector → causes that it can produce as symptoms on the same ranks and steps.
     """
     heaviest_first = sorted(findings, key=lambda f: (-(f.cost_gpu_hours or 0.0), f.cause, f.ranks))
-    kept: list[Finding] = []
-    for finding in heaviest_first:
-        for index, cause in enumerate(kept):
-            if finding.cause in explains.get(cause.detector, ()) and _overlap(cause, finding):
-                symptom = Suppressed(cause=finding.cause, ranks=finding.ranks)
-                kept[index] = replace(cause, suppressed=(*cause.suppressed, symptom))
+    unexplained = [f for f in heaviest_first if f.cause == UNEXPLAINED]
+    named = [f for f in heaviest_first if f.cause != UNEXPLAINED]
+    above: dict[int, int] = {}
+    for index, symptom in enumerate(named):
+        for other, cause in enumerate(named):
+            if (
+                other not in above
+                and other != index
+                and symptom.cause in explains.get(cause.detector, ())
+                and _overlap(cause, symptom)
+                and _weighs(cause, symptom)
+            ):
+                above[index] = other
                 break
-        else:
+    under: dict[int, list[Suppressed]] = {}
+    for index, other in above.items():
+        while other in above:
+            other = above[other]
+        under.setdefault(other, []).append(_as_symptom(named[index]))
+    kept = [
+        replace(finding, suppressed=(*finding.suppressed, *under.get(index, ())))
+        for index, finding in enumerate(named)
+        if index not in above
+    ]
+    for finding in unexplained:
+        explaining = _explaining(finding, kept)
+        if explaining is None:
             kept.append(finding)
-    return kept
+            continue
+        at = kept.index(explaining)
+        suppressed = (*explaining.suppressed, _as_symptom(finding))
+        kept[at] = replace(explaining, suppressed=suppressed)
+    return sorted(kept, key=lambda f: (-(f.cost_gpu_hours or 0.0), f.cause, f.ranks))
+
+
+def _as_symptom(finding: Finding) -> Suppressed:
+    return Suppressed(cause=finding.cause, ranks=finding.ranks)
 
 
 def _overlap(a: Finding, b: Finding) -> bool:
+    """Whether a may stand behind b: at the same time, and on all of b's ranks (no ranks: on all)."""
     in_time = a.first_step <= b.last_step and b.first_step <= a.last_step
-    return in_time and set(b.ranks) <= set(a.ranks)
+    return in_time and (not a.ranks or bool(b.ranks) and set(b.ranks) <= set(a.ranks))
+
+
+def _weighs(cause: Finding, symptom: Finding) -> bool:
+    return (cause.cost_gpu_hours or 0.0) >= _EXPLAINED_SHARE * (symptom.cost_gpu_hours or 0.0)
+
+
+def _explaining(regression: Finding, findings: Sequence[Finding]) -> Finding | None:
+    """The heaviest of the findings that together account for slower steps; None if they do not.
+
+    They are above information, began no later, and lost half of the time at least.
+    """
+    early = [
+        finding
+        for finding in findings
+        if finding.severity != "info"
+        and finding.cause != UNEXPLAINED
+        and finding.first_step <= regression.first_step + _SAME_ONSET_STEPS
+        and finding.last_step >= regression.first_step
+    ]
+    lost_s = sum(float(finding.evidence.get("lost_s_per_step", 0.0)) for finding in early)
+    cost = sum(finding.cost_gpu_hours or 0.0 for finding in early)
+    enough = lost_s >= _EXPLAINED_SHARE * float(regression.evidence["lost_s_per_step"])
+    enough |= cost >= _EXPLAINED_SHARE * (regression.cost_gpu_hours or 0.0)
+    return max(early, key=lambda f: f.cost_gpu_hours or 0.0) if early and enough else None

@@ -7,6 +7,9 @@ slowest rank. Or it names a cluster for the simulator, with what differs from it
 
     simulate: {cluster: ddp-8, noise: 0.04, steps: 60, seed: 3, faults: ["link:rank=3,factor=4"]}
 
+Rows of ``events``, ``devices`` and ``heartbeats`` may be added to either: ``rank`` may be
+a list, and ``steps: [first, before]`` (with ``every``) stands for many an ``ordinal``.
+
 Shape legend: S = steps, R = ranks.
 """
 
@@ -26,7 +29,16 @@ from argus_otel.simulate.cluster import PRESETS
 from argus_otel.simulate.faults import parse_fault
 from argus_otel.simulate.model import Model
 from argus_otel.simulate.tables import RunName, TableMaker
-from argus_otel.tables.schemas import COLLECTIVES, EVENTS, GROUPS, RANKS, STEPS, RunTables
+from argus_otel.tables.schemas import (
+    COLLECTIVES,
+    DEVICES,
+    EVENTS,
+    GROUPS,
+    HEARTBEATS,
+    RANKS,
+    STEPS,
+    RunTables,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -58,6 +70,9 @@ twice as long."""
 _KEYS: Final = {
     "why",
     "simulate",
+    "events",
+    "devices",
+    "heartbeats",
     "ranks",
     "steps",
     "seed",
@@ -76,6 +91,8 @@ _KEYS: Final = {
     "abstain",
 }
 _CHANGE_KEYS: Final = {"ranks", "steps", "every", "offset", *_BASE, "own_times", "tokens_times"}
+
+_ADDED: Final = {"events": EVENTS, "devices": DEVICES, "heartbeats": HEARTBEATS}
 
 _START_NS: Final = 1_700_000_000_000_000_000
 
@@ -127,8 +144,32 @@ def build_run(data: Mapping[str, Any]) -> RunTables:
     Args:
         data: See the module; ``ranks`` and ``steps``, or ``simulate``, are required.
     """
-    if "simulate" in data:
-        return _simulated(data["simulate"])
+    tables = _simulated(data["simulate"]) if "simulate" in data else _described(data)
+    more = {
+        name: pa.concat_tables([getattr(tables, name), _rows_of(data[name], schema)])
+        for name, schema in _ADDED.items()
+        if name in data
+    }
+    return replace(tables, **more)
+
+
+def _rows_of(listed: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Rows of a table from a case, one for each of the steps and ranks that an entry names."""
+    rows: list[dict[str, Any]] = []
+    for entry in listed:
+        about = dict(entry)
+        ranks, every = about.pop("rank"), int(about.pop("every", 1))
+        first, before = about.pop("steps", None) or (about["ordinal"], about["ordinal"] + 1)
+        rows += [
+            _identity(**{**about, "ordinal": ordinal, "rank": rank})
+            for ordinal in range(int(first), int(before), every)
+            for rank in (ranks if isinstance(ranks, list) else [ranks])
+        ]
+    return pa.Table.from_pylist(rows, schema)
+
+
+def _described(data: Mapping[str, Any]) -> RunTables:
+    """The tables of a run of so many ranks and steps, with changes."""
     ranks, steps = int(data["ranks"]), int(data["steps"])
     base = {**_BASE, **data.get("base", {})}
     random = np.random.default_rng(int(data.get("seed", 0)))
