@@ -26,6 +26,9 @@ _SMALL_TABLES: Final = ("ranks", "groups")
 """Later rows supersede earlier ones there, so that only neighbours may be merged: all of them."""
 
 
+_BY_STEP: Final = ("steps", "collectives", "events", "micro_batches", "devices", "heartbeats")
+
+
 def compact(dataset: Dataset, *, files_per_size: int = FILES_PER_SIZE, final: bool = False) -> None:
     """Merge files where there are many of about one size; at a run's end (``final``) all.
 
@@ -51,7 +54,7 @@ def sorted_rows(table: str, rows: pa.Table) -> pa.Table:
 
     The sort is stable, so a digest's collectives stay in order of arrival.
     """
-    if table in ("steps", "collectives"):
+    if table in _BY_STEP:
         return _by_step_and_rank(rows)
     if table == "spans":
         return unique_spans(rows).sort_by([("start_ns", "ascending"), ("span_id", "ascending")])

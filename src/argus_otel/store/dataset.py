@@ -2,7 +2,8 @@
 
     <run_id>-<nonce8>/
         manifest.json             schema, generation, summary, files by table
-        steps/00000007.parquet    … collectives/ ranks/ groups/ spans/
+        steps/00000007.parquet    … collectives/ ranks/ groups/ spans/, and where there are any
+                                  events/ micro_batches/ devices/ heartbeats/
 
 A data file is written beside its name, fsynced and renamed; then the manifest is switched by one
 rename. So a file that the manifest does not list does not exist for a reader, a killed writer
@@ -27,7 +28,11 @@ import pyarrow.parquet as pq
 from argus_otel._runtime.errors import StoreError
 from argus_otel.tables.schemas import (
     COLLECTIVES,
+    DEVICES,
+    EVENTS,
     GROUPS,
+    HEARTBEATS,
+    MICRO_BATCHES,
     RANKS,
     SPANS,
     STEPS,
@@ -35,7 +40,7 @@ from argus_otel.tables.schemas import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _T = TypeVar("_T")
@@ -48,7 +53,12 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
     "ranks": RANKS,
     "groups": GROUPS,
     "spans": SPANS,
+    "events": EVENTS,
+    "micro_batches": MICRO_BATCHES,
+    "devices": DEVICES,
+    "heartbeats": HEARTBEATS,
 }
+"""``events`` holds those that came as rows; those that came as spans are read from ``spans``."""
 
 _READ_TRIES: Final = 20
 """Each failed try means that a whole compaction ended meanwhile."""
@@ -85,9 +95,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise _unreadable(path, str(error)) from error
+        raise unreadable(path, str(error)) from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise _unreadable(path, "of another schema")
+        raise unreadable(path, "of another schema")
     try:
         summary = document["summary"]
         return Manifest(
@@ -100,7 +110,7 @@ def read_manifest(folder: Path) -> Manifest | None:
             },
         )
     except (KeyError, TypeError) as error:
-        raise _unreadable(path, f"incomplete: {error}") from error
+        raise unreadable(path, f"incomplete: {error}") from error
 
 
 def read_consistently(folder: Path, read: Callable[[Manifest], _T]) -> _T:
@@ -120,7 +130,7 @@ def read_consistently(folder: Path, read: Callable[[Manifest], _T]) -> _T:
             return read(read_manifest(folder) or Manifest())
         except FileNotFoundError as error:
             missing = error
-    raise _unreadable(folder, f"missing a file that its manifest lists: {missing}")
+    raise unreadable(folder, f"missing a file that its manifest lists: {missing}")
 
 
 def read_files(
@@ -159,7 +169,7 @@ def read_files(
         except FileNotFoundError:
             raise
         except (OSError, pa.ArrowException) as error:
-            raise _unreadable(path, str(error)) from error
+            raise unreadable(path, str(error)) from error
     return pa.concat_tables(parts) if parts else wanted.empty_table()
 
 
@@ -223,6 +233,33 @@ class Dataset:
             with contextlib.suppress(FileNotFoundError):
                 (self.folder / table / name).unlink()
 
+    def replace_all(
+        self, tables: Iterable[str], name: str, rows: Mapping[str, int], *, summary: RunSummary
+    ) -> None:
+        """Have these files, which lie beside their names, and no others.
+
+        Args:
+            tables: Which have a file ``<name>.tmp``, whole and fsynced.
+            name: Of the files.
+            rows: Of each of them.
+            summary: Of the run.
+
+        Raises:
+            OSError: The disk refused; the dataset is as before.
+        """
+        before = self.manifest.files
+        files = {table: [DataFile(name=name, rows=rows[table])] for table in tables}
+        for table in files:
+            (self.folder / table / f"{name}.tmp").replace(self.folder / table / name)
+            sync_folder(self.folder / table)
+        self._switch(
+            Manifest(generation=self.manifest.generation + 1, summary=summary, files=files)
+        )
+        for table, old in before.items():
+            for file in old:
+                with contextlib.suppress(FileNotFoundError):
+                    (self.folder / table / file.name).unlink()
+
     def remove_leftovers(self) -> int:
         """Remove what a killed writer left: temporary files, and data files never committed."""
         removed = 0
@@ -238,13 +275,18 @@ class Dataset:
                 removed += 1
         return removed
 
-    def _write(self, table: str, rows: pa.Table, generation: int) -> DataFile:
+    def table_folder(self, table: str) -> Path:
+        """The folder of a table's files, created where there is none."""
         folder = self.folder / table
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             sync_folder(self.folder)
             sync_folder(self.folder.parent)
-        name = f"{generation:08d}.parquet"
+        return folder
+
+    def _write(self, table: str, rows: pa.Table, generation: int) -> DataFile:
+        folder = self.table_folder(table)
+        name = file_name(generation)
         temporary = folder / f"{name}.tmp"
         with temporary.open("wb") as file:
             pq.write_table(rows, file, compression="zstd")
@@ -276,6 +318,11 @@ class Dataset:
         sync_folder(self.folder)
 
 
+def file_name(generation: int) -> str:
+    """What data files of a generation are called."""
+    return f"{generation:08d}.parquet"
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames inside a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -290,7 +337,8 @@ def _entries(folder: Path) -> Iterator[Path]:
         yield from folder.iterdir()
 
 
-def _unreadable(path: Path, why: str) -> StoreError:
+def unreadable(path: Path, why: str) -> StoreError:
+    """The error for a file of a dataset that cannot be used."""
     return StoreError(
         f"the store at {path}",
         got=f"not readable: {why}",

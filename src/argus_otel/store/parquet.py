@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+import operator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,19 +12,24 @@ import pyarrow.compute as pc
 from argus_otel._runtime.errors import StoreError
 from argus_otel.store import naming
 from argus_otel.store.compaction import sorted_rows, unique_spans
-from argus_otel.store.dataset import read_consistently, read_files, read_manifest
+from argus_otel.store.dataset import TABLES, read_consistently, read_files, read_manifest
 from argus_otel.store.events import KINDS, StepPlaces, events_table
 from argus_otel.store.origins import origins_of
 from argus_otel.store.tables import ranks_table
+from argus_otel.store.windows import StepIndex
 from argus_otel.store.writer import OTHER
 from argus_otel.tables.schemas import RunTables
 from argus_otel.wire import scopes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from argus_otel.store.dataset import Manifest
+    from argus_otel.store.protocol import Columns
     from argus_otel.tables.schemas import RunSummary
+
+    Window: TypeAlias = tuple[int | None, int | None] | None
 
 
 class ParquetStore:
@@ -64,6 +71,21 @@ class ParquetStore:
         """See ``Store.read``."""
         folder = self._folder_of(run)
         return read_consistently(folder, lambda manifest: _read(folder, manifest, run, steps))
+
+    def blocks(self, run: RunSummary, columns: Columns | None = None) -> Iterator[RunTables]:
+        """See ``Store.blocks``."""
+        folder = self._folder_of(run)
+        index = read_consistently(folder, lambda manifest: StepIndex(folder, manifest))
+        windows: list[Window] = [*index.windows()] or [None]
+        for window in windows:
+
+            def read(manifest: Manifest, window: Window = window) -> RunTables:
+                nonlocal index
+                if manifest.generation != index.generation:
+                    index = StepIndex(folder, manifest)
+                return _read(folder, manifest, run, window, columns, index)
+
+            yield read_consistently(folder, read)
 
     def spans(self, run: RunSummary, steps: tuple[int, int] | None = None) -> pa.Table:
         """See ``Store.spans``."""
@@ -112,27 +134,76 @@ def _read_spans(folder: Path, rows: object) -> pa.Table:
 
 
 def _read(
-    folder: Path, manifest: Manifest, run: RunSummary, steps: tuple[int, int] | None
+    folder: Path,
+    manifest: Manifest,
+    run: RunSummary,
+    steps: Window = None,
+    columns: Columns | None = None,
+    index: StepIndex | None = None,
 ) -> RunTables:
     window = _window(steps)
-    step_rows = sorted_rows("steps", read_files(folder, manifest, "steps", filters=window))
-    collectives = read_files(folder, manifest, "collectives", filters=window)
-    is_event = (pc.field("scope") == scopes.TIMELINE) & pc.field("name").isin(KINDS)
-    event_spans = unique_spans(read_files(folder, manifest, "spans", filters=is_event))
-    events = events_table(event_spans, step_rows, run)
+
+    def rows(table: str) -> pa.Table:
+        found = read_files(
+            folder,
+            manifest,
+            table,
+            columns=_wanted(table, columns),
+            filters=window,
+            only=None if index is None else index.files(table, *(steps or (None, None))),
+        )
+        return sorted_rows(table, found)
+
+    step_rows = rows("steps")
     origins = origins_of(read_files(folder, manifest, "ranks"), run.service)
     return RunTables(
         ranks=ranks_table(origins.values()),
         steps=step_rows,
-        collectives=sorted_rows("collectives", collectives),
+        collectives=rows("collectives"),
         groups=read_files(folder, manifest, "groups").sort_by("group"),
-        events=events if window is None else events.filter(window),
+        events=_with_span_events(folder, manifest, run, steps, step_rows, rows("events")),
+        micro_batches=rows("micro_batches"),
+        devices=rows("devices"),
+        heartbeats=rows("heartbeats"),
         damaged_digests=manifest.damaged_digests,
     )
 
 
-def _window(steps: tuple[int, int] | None) -> Any:  # noqa: ANN401 - pyarrow has no stubs
-    if steps is None:
+def _wanted(table: str, columns: Columns | None) -> list[str] | None:
+    """The columns asked for, and those that rows are placed by; None for all."""
+    if columns is None or table not in columns:
         return None
-    first, after = steps
-    return (pc.field("ordinal") >= first) & (pc.field("ordinal") < after)
+    asked = {*columns[table], "ordinal", "rank"}
+    if table == "steps":
+        asked |= {*StepPlaces.COLUMNS}
+    return [name for name in TABLES[table].names if name in asked]
+
+
+def _with_span_events(
+    folder: Path,
+    manifest: Manifest,
+    run: RunSummary,
+    steps: Window,
+    step_rows: pa.Table,
+    events: pa.Table,
+) -> pa.Table:
+    """Events that came as rows, and those that came as spans."""
+    if not manifest.files.get("spans"):
+        return events
+    is_event = (pc.field("scope") == scopes.TIMELINE) & pc.field("name").isin(KINDS)
+    spans = unique_spans(read_files(folder, manifest, "spans", filters=is_event))
+    found = events_table(spans, step_rows, run)
+    if steps is not None:
+        found = found.filter(_window(steps))
+    return sorted_rows("events", pa.concat_tables([found, events])) if events.num_rows else found
+
+
+def _window(steps: Window) -> Any:  # noqa: ANN401 - pyarrow has no stubs
+    """Rows of these steps; None is an open end."""
+    first, after = steps or (None, None)
+    bounds = []
+    if first is not None:
+        bounds.append(pc.field("ordinal") >= first)
+    if after is not None:
+        bounds.append(pc.field("ordinal") < after)
+    return functools.reduce(operator.and_, bounds) if bounds else None

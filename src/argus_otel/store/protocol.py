@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
 
     from argus_otel.tables.schemas import RunSummary, RunTables
+
+Columns: TypeAlias = Mapping[str, Sequence[str]]
+"""Table → names of the columns wanted of it; a table that is not named comes whole."""
 
 
 class Store(Protocol):
@@ -42,7 +48,23 @@ class Store(Protocol):
         Args:
             run: From ``runs`` or ``resolve``.
             steps: First ordinal, and the one after the last; None for all. Large jobs are read in
-                windows: 12,960 ranks times 100 steps are 1.3 million digests.
+                blocks: 12,960 ranks times 100 steps are 1.3 million digests.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        ...
+
+    def blocks(self, run: RunSummary, columns: Columns | None = None) -> Iterator[RunTables]:
+        """The tables of a run in consecutive blocks of whole steps; ranks and groups in each.
+
+        At least one block, however little there is. Where the store can, a block is of a size that
+        a large job's fits in memory too.
+
+        Args:
+            run: From ``runs`` or ``resolve``.
+            columns: What is needed, where that is not all: the tables then have fewer columns than
+                their schemas. Where steps and ranks are placed by a column, it comes anyway.
 
         Raises:
             StoreError: The store cannot be read.

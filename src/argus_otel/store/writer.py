@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from argus_otel._runtime.errors import StoreError
 from argus_otel.store.compaction import FILES_PER_SIZE, compact
-from argus_otel.store.dataset import Dataset, read_files, read_manifest
+from argus_otel.store.dataset import Dataset, read_files
 from argus_otel.store.digests import DamagedDigestError, is_digest, read_digest
+from argus_otel.store.folders import lock_folder, new_run_folder
 from argus_otel.store.groups import groups_table, read_group
 from argus_otel.store.origins import merge_origins, origins_of
 from argus_otel.store.seen import SeenSteps
@@ -22,7 +21,7 @@ from argus_otel.tables.schemas import RunSummary
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-    from typing import Self, TextIO
+    from typing import Self
 
     from argus_otel.store.digests import Received
     from argus_otel.store.spans import Origin, Span
@@ -49,7 +48,7 @@ class ParquetWriter:
         self._folder = folder
         self._files_per_size = files_per_size
         self._runs: dict[str | None, _RunWriter] = {}
-        self._lock = _lock_folder(folder)
+        self._lock = lock_folder(folder)
         self._folders: dict[str | None, Path] = {}
         for path in sorted(folder.iterdir()):
             if path.is_dir() and (path.name == OTHER or path.name[:1] not in "._"):
@@ -126,11 +125,8 @@ class ParquetWriter:
     def _new_folder(self, origin: Origin) -> Path:
         if origin.run is None:
             return self._folder / OTHER
-        stem = _safe(origin.run_id) or "run"
-        path = self._folder / f"{stem}-{_safe(origin.run)[:8]}"
-        if path in self._folders.values() or read_manifest(path) is not None:
-            path = self._folder / f"{stem}-{_safe(origin.run)[:64]}"  # one in 2**32
-        return path
+        taken = self._folders.values()
+        return new_run_folder(self._folder, origin.run_id, origin.run, taken)
 
 
 class _RunWriter:
@@ -248,31 +244,3 @@ class _RunWriter:
             last_ns=max(before.last_ns, last_ns),
             steps=steps,
         )
-
-
-def _lock_folder(folder: Path) -> TextIO:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".writer.lock").open("a")
-    except OSError as error:
-        raise StoreError(
-            f"the store folder {folder}",
-            got=f"not writable: {error}",
-            expected="a folder to write to",
-            fix="Give another folder with --store, or make this one writable.",
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go when we die
-    except OSError as error:
-        lock.close()
-        raise StoreError(
-            f"the store folder {folder}",
-            got="in use by another `argus serve`",
-            expected="one writer a folder",
-            fix="Stop the other one, or give another folder with --store.",
-        ) from error
-    return lock
-
-
-def _safe(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("._-")[:80]
