@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from argus_otel.detect.moments import Moments, MomentsBuilder
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -38,6 +40,7 @@ COLUMNS: Final = (
     "peer",
     "phase",
     "payload_bytes",
+    "arrival_s",
     "duration_s",
 )
 """Of the collectives table, all that is read here."""
@@ -70,6 +73,8 @@ class Operations:
     """Seconds of transfers that each rank took part in."""
     known_AR: NDArray[np.bool_]
     """Whether the duration of each of a rank's operations in a step is known."""
+    moments: Moments
+    """When each rank came to each lane, for a replay."""
 
     @property
     def lanes(self) -> int:
@@ -102,6 +107,7 @@ class OperationsBuilder:
     """Names of operations and phases, as numbers."""
     _about: list[tuple[int, int, str, str | None, int, int, int]] = field(default_factory=list)
     _steps: dict[int, _Step] = field(default_factory=dict)
+    _moments: MomentsBuilder = field(default_factory=MomentsBuilder)
 
     def add(self, collectives: pa.Table, groups: pa.Table) -> None:
         """Take the operations of some whole steps.
@@ -114,7 +120,7 @@ class OperationsBuilder:
         if keys.size != self._group_keys.size:
             self._adopt(keys)
         for ordinal, step in self._by_step(collectives):
-            self._steps[ordinal] = self._reduce(step)
+            self._steps[ordinal] = self._reduce(step, ordinal)
 
     def _code(self, name: str | None) -> int:
         return self._codes.setdefault(name, len(self._codes))
@@ -131,11 +137,13 @@ class OperationsBuilder:
             ]
         self._group_keys, self._lane_of["group"] = keys, moved
 
-    def _reduce(self, rows: dict[str, NDArray[np.generic]]) -> _Step:
+    def _reduce(self, rows: dict[str, NDArray[np.generic]], ordinal: int) -> _Step:
         lane, use = self._lanes(rows)
         rank = rows["rank"].astype(np.int64)[use]
         duration = rows["duration_s"].astype(np.float64)[use]
         lane = lane[use]
+        arrival = rows["arrival_s"].astype(np.float32)[use]
+        self._moments.add(ordinal, rank, lane, arrival, duration.astype(np.float32))
         count = len(self._about)
         known = ~np.isnan(duration)
         transfer = np.full(count, np.inf)
@@ -302,6 +310,7 @@ class OperationsBuilder:
             wait_AR=wait,
             transfer_AR=moved,
             known_AR=known,
+            moments=self._moments.build(),
         )
 
     def _by_step(
