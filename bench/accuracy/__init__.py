@@ -1,0 +1,1 @@
+"""The score of the detectors on simulated runs."""

@@ -1,0 +1,92 @@
+"""How often the detectors are right, on simulated runs with known truth.
+
+    python bench/accuracy [--quick] [--json] [--fresh] [--workers N]
+
+Runs are drawn from design.yaml and judged one by one; a run that is in the record already is not
+judged again, so that an interrupted score goes on where it stopped. ``--fresh`` begins anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core is enough
+
+from rich.progress import track
+
+from accuracy.judging import judge
+from accuracy.page import write_page
+from accuracy.runs import draw, read_design
+from accuracy.score import score
+from paired import as_json, describe_environment, write_results
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def main() -> int:
+    """Judge what is missing, then score; 1 where the quick score misses what it must hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a sample of three minutes, for CI")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--fresh", action="store_true", help="judge every run anew")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", RuntimeWarning)  # medians of nothing, in the baselines
+    kept = Path(".cache") / f"accuracy{'-quick' if options.quick else ''}.jsonl"
+    kept.parent.mkdir(exist_ok=True)
+    if options.fresh or options.quick:
+        kept.unlink(missing_ok=True)
+    done = _read(kept)
+    runs = [run for run in draw(read_design(), quick=options.quick) if run.id not in done]
+    with (
+        kept.open("a", encoding="utf-8") as record,
+        ProcessPoolExecutor(options.workers) as workers,
+    ):
+        waiting = [workers.submit(judge, run) for run in runs]
+        finished = track(as_completed(waiting), "judging", total=len(waiting), disable=options.json)
+        for future in finished:
+            outcome = future.result()
+            record.write(json.dumps(outcome) + "\n")
+            record.flush()
+            done[outcome["id"]] = outcome
+    results = score(list(done.values()))
+    if not options.quick:
+        write_results(RESULTS / "accuracy.json", results)
+        write_page(RESULTS / "accuracy.json")
+    if options.json:
+        print(as_json({"environment": describe_environment(), **results}))
+    else:
+        _print(results)
+    missed = results["false_alarms"]["hits"] or (results["right"]["share"] or 0) < 0.9
+    return int(options.quick and bool(missed))
+
+
+def _read(path: Path) -> dict[str, dict]:
+    if not path.exists():
+        return {}
+    rows = (json.loads(line) for line in path.read_text("utf-8").splitlines() if line)
+    return {row["id"]: row for row in rows}
+
+
+def _print(results: dict) -> None:
+    print(f"{results['runs']['faulty']} faulty runs, {results['runs']['healthy']} healthy ones")
+    for name in ("detected", "right", "small_right", "false_alarms", "accused_others"):
+        part = results[name]
+        if part["of"]:
+            print(f"{name:<16}{part['hits']:>5} of {part['of']:<5} {part['share']:.2%} "
+                  f"({part['low']:.2%} to {part['high']:.2%})")  # fmt: skip
+    print("delay", results["delay_steps"])
+    for failure in results["failures"]:
+        said = "; ".join(f"{s['cause']} {s['ranks'][:6]} {s['severity']}" for s in failure["said"])
+        print(f"  wrong: {failure['id']}: {failure['fault']}: {said or 'nothing'}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

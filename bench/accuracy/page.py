@@ -1,0 +1,144 @@
+"""Writes docs/explanation/accuracy.md from bench/results/accuracy.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "accuracy.md"
+
+_INTRODUCTION = """\
+# How often it is right
+
+Made by `make accuracy` from `bench/accuracy/design.yaml`: simulated jobs of 2 to 12,960 ranks, with one
+planted fault each or none, on seeds that no threshold was chosen with. What the detectors are given has
+the digest's units and layout (`tests/contract/test_simulated_wire.py`). "Right" asks for the cause **and**
+the place, as a warning or worse; brackets are 95 % Wilson intervals.
+
+Simulated runs know nothing that the simulator's authors did not think of: read the score as an upper
+bound, and [measured](measured.md) for real jobs.
+"""
+
+
+def write_page(results_path: Path) -> None:
+    """Write the page."""
+    results = json.loads(results_path.read_text("utf-8"))
+    parts = [_INTRODUCTION, _headline(results), _methods(results), _sizes(results)]
+    parts += [
+        _table("By fault, at 1.25 and more and at most 4 % noise", results["by_name"]),
+        _table("By cluster", results["by_cluster"]),
+        _failures(results),
+    ]
+    PAGE.write_text("\n".join(parts), "utf-8")
+
+
+def _share(part: dict[str, Any]) -> str:
+    if not part["of"]:
+        return "no runs"
+    return (
+        f"{part['hits']} of {part['of']}: {part['share']:.1%} "
+        f"({part['low']:.1%} to {part['high']:.1%})"
+    )
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "**not met**"
+
+
+def _headline(results: dict[str, Any]) -> str:
+    targets, delay = results["targets"], results["delay_steps"]
+    rows = [
+        "| what | target | reached | |",
+        "|---|---|---|---|",
+    ]
+    for name, label in (
+        ("detected", "detected, at ≥ 1.25 and ≤ 4 % noise"),
+        ("right", "cause and place right, there"),
+        ("small_right", "cause and place right, at 1.1 and ≤ 2 % noise"),
+    ):
+        goal, part = targets[name][0], results[name]
+        met = part["share"] is not None and part["share"] >= goal
+        rows.append(f"| {label} | ≥ {goal:.1%} | {_share(part)} | {_met(met)} |")
+    for name, label in (("median", "delay, median"), ("p95", "delay, 95th percentile")):
+        goal = targets[f"delay_{name}"][0]
+        met = delay[name] is not None and delay[name] <= goal and not delay["later"]
+        later = f", {delay['later']} later than 10" if delay["later"] else ""
+        rows.append(
+            f"| {label} | ≤ {goal:.0f} steps | {delay[name]} of {delay['of']} runs{later} "
+            f"| {_met(met)} |"
+        )
+    alarms = results["false_alarms"]
+    rows.append(
+        f"| healthy runs with a warning | 0 | {_share(alarms)} | {_met(not alarms['hits'])} |"
+    )
+    return f"{results['runs']['faulty']} faulty runs, {results['runs']['healthy']} healthy.\n\n" + (
+        "\n".join(rows) + "\n"
+    )
+
+
+def _methods(results: dict[str, Any]) -> str:
+    rows = [
+        "## Beside what people have today",
+        "",
+        (
+            "On the same runs, from the published descriptions (`bench/accuracy/baselines.py`). They name "
+            "no cause: for them the right ranks alone count as right."
+        ),
+        "",
+        "| method | detected | right | right, slow ranks only | right at 1.1 | false alarms |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, method in results["methods"].items():
+        cells = (
+            f"{method[key]['share']:.1%}" if method[key]["of"] else ""
+            for key in ("detected", "right", "straggler_right", "small_right", "false_alarms")
+        )
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _sizes(results: dict[str, Any]) -> str:
+    cells = results["by_size_and_noise"]
+    sizes = sorted({key.split("|")[0] for key in cells if not key.startswith("None")}, key=float)
+    noises = sorted({key.split("|")[1] for key in cells}, key=float)
+    rows = [
+        "## By size and noise",
+        "",
+        "Cause and place right, all faults that have a size.",
+        "",
+        "| size | " + " | ".join(f"{float(noise):.0%} noise" for noise in noises) + " |",
+        "|---|" + "---|" * len(noises),
+    ]
+    for size in sizes:
+        parts = [cells.get(f"{size}|{noise}") for noise in noises]
+        rows.append(
+            f"| {size} | "
+            + " | ".join("" if part is None else _share(part["right"]) for part in parts)
+            + " |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def _table(title: str, parts: dict[str, Any]) -> str:
+    rows = [f"## {title}", "", "| | detected | cause and place right |", "|---|---|---|"]
+    rows += [
+        f"| {name} | {_share(part['detected'])} | {_share(part['right'])} |"
+        for name, part in sorted(parts.items())
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _failures(results: dict[str, Any]) -> str:
+    rows = ["## Every run that went wrong", ""]
+    if not results["failures"]:
+        rows.append("None.")
+    for failure in results["failures"]:
+        said = "; ".join(
+            f"{one['cause']} on {one['ranks'][:8]} ({one['severity']})" for one in failure["said"]
+        )
+        rows.append(
+            f"- `{failure['id']}` (seed {failure['seed']}), planted `{failure['fault']}`: "
+            f"{said or 'nothing was said'}"
+        )
+    return "\n".join(rows) + "\n"

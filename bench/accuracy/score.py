@@ -1,0 +1,113 @@
+"""From judged runs to the score: shares with Wilson intervals, by size, cause, cluster and method."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.stats import binomtest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    Outcome = Mapping[str, Any]
+
+TARGETS = {
+    "detected": (0.998, "at least 1.25 and at most 4 % noise"),
+    "right": (0.98, "at least 1.25 and at most 4 % noise"),
+    "small_right": (0.97, "1.1 and at most 2 % noise"),
+    "delay_median": (3.0, "steps"),
+    "delay_p95": (5.0, "steps"),
+    "false_alarms": (0.0, "healthy runs"),
+}
+
+
+def share(hits: Iterable[bool]) -> dict[str, Any]:
+    """How many, of how many, with the 95 % Wilson interval."""
+    values = list(hits)
+    count = sum(values)
+    if not values:
+        return {"hits": 0, "of": 0, "share": None, "low": None, "high": None}
+    interval = binomtest(count, len(values)).proportion_ci(method="wilson")
+    return {
+        "hits": count,
+        "of": len(values),
+        "share": count / len(values),
+        "low": float(interval.low),
+        "high": float(interval.high),
+    }
+
+
+def score(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The whole score."""
+    faulty = [o for o in outcomes if o["fault"]]
+    healthy = [o for o in outcomes if not o["fault"]]
+    large = [o for o in faulty if _is_large(o)]
+    small = [o for o in faulty if o["size"] == 1.1 and o["noise"] <= 0.02]
+    delays = [o["delay_steps"] for o in large if "delay_steps" in o]
+    known = [delay for delay in delays if delay is not None]
+    return {
+        "runs": {"faulty": len(faulty), "healthy": len(healthy)},
+        "targets": TARGETS,
+        "detected": share(o["detected"] for o in large),
+        "right": share(o["right"] for o in large),
+        "small_right": share(o["right"] for o in small),
+        "false_alarms": share(not o["right"] for o in healthy),
+        "accused_others": share(bool(o["accused_others"]) for o in faulty),
+        "delay_steps": {
+            "median": float(np.median(known)) if known else None,
+            "p95": float(np.percentile(known, 95)) if known else None,
+            "of": len(delays),
+            "later": len(delays) - len(known),
+        },
+        "by_size_and_noise": _by(faulty, lambda o: f"{o['size']}|{o['noise']}"),
+        "by_name": _by(large, lambda o: o["name"]),
+        "by_cluster": _by(large, lambda o: o["cluster"]),
+        "healthy_by_cluster": _by(healthy, lambda o: o["cluster"]),
+        "methods": _methods(large, small, healthy),
+        "failures": [_failure(o) for o in [*large, *small, *healthy] if not o["right"]],
+    }
+
+
+def _is_large(outcome: Outcome) -> bool:
+    return (outcome["size"] is None or outcome["size"] >= 1.25) and outcome["noise"] <= 0.04
+
+
+def _by(outcomes: Sequence[Outcome], key: Callable[[Outcome], str]) -> dict[str, Any]:
+    parts: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        parts[key(outcome)].append(outcome)
+    return {
+        name: {
+            "detected": share(o["detected"] for o in some),
+            "right": share(o["right"] for o in some),
+        }
+        for name, some in parts.items()
+    }
+
+
+def _methods(
+    large: Sequence[Outcome], small: Sequence[Outcome], healthy: Sequence[Outcome]
+) -> dict[str, Any]:
+    """Ours and the others', each with the same columns. Others name no cause: ranks alone count."""
+    names = list(large[0]["baselines"]) if large else []
+    on_ranks = [o for o in large if o["cause"] == "compute_straggler"]
+
+    def columns(of: Callable[[Outcome], Outcome]) -> dict[str, Any]:
+        return {
+            "detected": share(of(o)["detected"] for o in large),
+            "right": share(of(o)["right"] for o in large),
+            "straggler_right": share(of(o)["right"] for o in on_ranks),
+            "small_right": share(of(o)["right"] for o in small),
+            "false_alarms": share(of(o)["detected"] for o in healthy),
+        }
+
+    methods = {"argus-otel": columns(lambda o: o)}
+    for name in names:
+        methods[name] = columns(lambda o, name=name: o["baselines"][name])
+    return methods
+
+
+def _failure(outcome: Outcome) -> dict[str, Any]:
+    return {key: outcome[key] for key in ("id", "fault", "noise", "seed", "detected", "said")}
