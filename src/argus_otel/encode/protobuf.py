@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from argus_otel.wire.varints import TABLED, VARINTS, varint
 
@@ -19,6 +19,8 @@ _UINT64_MASK = (1 << 64) - 1
 
 _TRUE, _FALSE = b"\x10\x01", b"\x10\x00"
 _MAX_KEYS: Final = 4096
+_MAX_TEXT_SIZES: Final = 256
+"""Of one key; packed digests have some hundred."""
 _LONGEST_VARINT: Final = 10
 
 
@@ -66,7 +68,7 @@ def attributes(number: int, pairs: Mapping[str, AttributeValue]) -> bytes:
     """KeyValue fields, one for each attribute, in order.
 
     Cost:
-        Background thread; 0.2 µs for a number, 0.6 µs for others.
+        Background thread; 0.2 µs for a number, 0.3 µs for a text, 0.6 µs for others.
     """
     heads, table = _heads(number), VARINTS
     out: list[bytes] = []
@@ -77,6 +79,10 @@ def attributes(number: int, pairs: Mapping[str, AttributeValue]) -> bytes:
         elif kind is int:
             data = table[value] if 0 <= value < TABLED else varint(value & _UINT64_MASK)  # type: ignore[index,operator]
             out += (heads[key].integer[len(data)], data)
+        elif kind is str:
+            data = value.encode("utf-8", "replace")  # type: ignore[union-attr]
+            head, size = heads[key], len(data)
+            out += (head.texts.get(size) or head.text(size), data)
         else:
             out.append(attribute(number, key, value))
     return b"".join(out)
@@ -92,16 +98,33 @@ def integer_heads(number: int, key: str) -> Sequence[bytes]:
     return _heads(number)[key].integer
 
 
-class _Head(NamedTuple):
+class _Head:
     """What is the same in all KeyValue fields of one key."""
 
-    tag: bytes
-    key: bytes
-    """The field ``key``."""
-    double: bytes
-    """All of the KeyValue up to a double's bytes."""
-    integer: tuple[bytes, ...]
-    """All of the KeyValue up to an integer's bytes, for each number of them."""
+    __slots__ = ("double", "integer", "key", "tag", "texts")
+
+    def __init__(self, number: int, key: str) -> None:
+        self.tag = tag(number, 2)
+        self.key = message(1, text(key))
+        """The field ``key``."""
+        self.double = self._up_to(b"\x21", 8)
+        """All of the KeyValue up to a double's bytes."""
+        self.integer = [self._up_to(b"\x18", length) for length in range(_LONGEST_VARINT + 1)]
+        """All of the KeyValue up to an integer's bytes, for each number of them."""
+        self.texts: dict[int, bytes] = {}
+        """The same of a text, as far as they have been asked for."""
+
+    def text(self, size: int) -> bytes:
+        """All of the KeyValue up to a text's bytes."""
+        head = self._up_to(b"\x0a" + varint(size), size)
+        if len(self.texts) < _MAX_TEXT_SIZES:
+            self.texts[size] = head
+        return head
+
+    def _up_to(self, value_head: bytes, length: int) -> bytes:
+        value = varint(len(value_head) + length) + value_head
+        size = len(self.key) + 1 + len(value) + length
+        return self.tag + varint(size) + self.key + b"\x12" + value
 
 
 class _Heads(dict[str, _Head]):
@@ -109,24 +132,12 @@ class _Heads(dict[str, _Head]):
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        self._tag = tag(number, 2)
+        self._number = number
 
     def __missing__(self, key: str) -> _Head:
-        key_field = message(1, text(key))
-
-        def up_to(value_tag: bytes, length: int) -> bytes:
-            value = varint(len(value_tag) + length) + value_tag
-            size = len(key_field) + 1 + len(value) + length
-            return self._tag + varint(size) + key_field + b"\x12" + value
-
         if len(self) >= _MAX_KEYS:
             self.clear()
-        head = self[key] = _Head(
-            self._tag,
-            key_field,
-            up_to(b"\x21", 8),
-            tuple([up_to(b"\x18", length) for length in range(_LONGEST_VARINT + 1)]),
-        )
+        head = self[key] = _Head(self._number, key)
         return head
 
 
