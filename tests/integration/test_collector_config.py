@@ -39,7 +39,11 @@ def accepted(binary, *files) -> str:
     return done.stderr if done.returncode else ""
 
 
-@pytest.mark.parametrize("names", [("gateway",), ("gateway", "local"), ("agent",)], ids="+".join)
+@pytest.mark.parametrize(
+    "names",
+    [("gateway",), ("gateway", "local"), ("agent",), ("agent", "fragments/two-gateways")],
+    ids="+".join,
+)
 def test_the_collector_accepts(binaries, names):
     """As the files' own first lines say to run them."""
     assert accepted(binaries.collector, *(CONFIG / f"{name}.yaml" for name in names)) == ""
