@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from argus_otel._runtime.clock import wall_offset_ns
+from argus_otel._runtime.clock import monotonic_ns, wall_offset_ns
 from argus_otel.condense import Condenser
 from argus_otel.condense.condenser import Condensed, Costs
 from argus_otel.encode import (
@@ -53,10 +53,11 @@ _MEMORY_INTERVAL_S: Final = 10.0
 """Reading /proc/self/statm costs as much as condensing a step; memory leaks take hours."""
 _STATM: Final = Path("/proc/self/statm")
 
-_SPANS_A_TURN: Final = 32
-"""Encoded one by one before the GIL is given away, which takes about 0.3 ms."""
-_SHAPED_A_TURN: Final = 128
-"""The same of spans of known shapes: 0.1 to 0.2 ms."""
+_LONGEST_TURN_NS: Final = 300_000
+"""How long the GIL is held where it can be given away. To give it away costs as much as to encode
+a digest (7 µs), and more where other processes wait for the core: their caches come with them."""
+_SHAPED_A_TURN: Final = 64
+"""Spans of known shapes that are encoded in one go: 0.05 to 0.1 ms."""
 
 _OTHER_HOOK_COST_NS: Final = 1000
 _HOOK_COST_NS_BY_KIND: Final = {
@@ -228,6 +229,7 @@ class Worker:
             self._cycling.release()
 
     def _send_steps(self, *, last: bool) -> None:
+        pause = _Pause()
         ring = self.recorder.ring
         lost_before = ring.lost
         drained = ring.drain()
@@ -255,20 +257,21 @@ class Worker:
         else:
             self._spare_cpu_s = own_cpu_s
         for part in condensed:
-            time.sleep(0)  # lets a waiting trainer have the GIL
+            pause()
             self._meters.add(part.digests, part.wait_s)
             try:
-                self._submit(part)
+                self._submit(part, pause)
             except Exception as error:  # noqa: BLE001 - the parts after it are sent all the same
                 self._faults.report("encode", error, records=len(part.spans))
         if last and (left := self._condenser.take_exceptions(offset_ns)) is not None:
-            self._submit(Condensed(identity=left[0], digests=[], spans=left[1]))
+            self._submit(Condensed(identity=left[0], digests=[], spans=left[1]), pause)
 
-    def _submit(self, part: Condensed) -> None:
+    def _submit(self, part: Condensed, pause: _Pause) -> None:
         scopes: dict[str, list[EncodedSpans]] = {}
-        self._encode_spans(part.spans, scopes)
-        self._encode_shaped(part.shaped, scopes)
+        self._encode_spans(part.spans, scopes, pause)
+        self._encode_shaped(part.shaped, scopes, pause)
         for row in part.rows:
+            pause()
             try:
                 encoded = self._encode_rows(row)
             except Exception as error:  # noqa: BLE001
@@ -280,27 +283,29 @@ class Worker:
             self._meters.spans += count
             self._sender.submit(Signal.TRACES, body, count)
 
-    def _encode_spans(self, spans: Sequence[Span], scopes: dict[str, list[EncodedSpans]]) -> None:
+    def _encode_spans(
+        self, spans: Sequence[Span], scopes: dict[str, list[EncodedSpans]], pause: _Pause
+    ) -> None:
         entries: dict[str, list[bytes]] = {}
-        for at, span in enumerate(spans, 1):
+        for span in spans:
+            pause()
             try:
                 entry = _encode_span(span)
             except Exception as error:  # noqa: BLE001 - costs this span, not its neighbours
                 self._faults.report("encode", error)
             else:
                 entries.setdefault(span.scope, []).append(entry)
-            if at % _SPANS_A_TURN == 0:
-                time.sleep(0)
         for scope, of_scope in entries.items():
             encoded = EncodedSpans(b"".join(of_scope), len(of_scope))
             scopes.setdefault(scope, []).append(encoded)
 
     def _encode_shaped(
-        self, spans: Sequence[ShapedSpan], scopes: dict[str, list[EncodedSpans]]
+        self, spans: Sequence[ShapedSpan], scopes: dict[str, list[EncodedSpans]], pause: _Pause
     ) -> None:
         for scope, run in groupby(spans, key=_scope_of):
             of_scope = scopes.setdefault(scope, [])
             while turn := list(islice(run, _SHAPED_A_TURN)):
+                pause()
                 try:
                     of_scope.append(self._shaped.encode(turn))
                 except Exception:  # noqa: BLE001 - one of them; which, the loop below finds out
@@ -309,8 +314,6 @@ class Worker:
                             of_scope.append(self._shaped.encode([span]))
                         except Exception as error:  # noqa: BLE001
                             self._faults.report("encode", error)
-                if len(turn) == _SHAPED_A_TURN:
-                    time.sleep(0)
 
     def _encode_rows(self, row: SpanRows) -> EncodedSpans:
         key = (row.name, tuple(row.constants.items()), tuple(row.ints), tuple(row.doubles))
@@ -418,6 +421,20 @@ class Worker:
     def steps_seen(self) -> int:
         """Whole steps so far; 0 in a job whose loop has none that argus can see."""
         return self._condenser.steps_seen
+
+
+class _Pause:
+    """Lets a waiting trainer have the GIL, if it has been held for long."""
+
+    __slots__ = ("_due_ns",)
+
+    def __init__(self) -> None:
+        self._due_ns = monotonic_ns() + _LONGEST_TURN_NS
+
+    def __call__(self) -> None:
+        if monotonic_ns() > self._due_ns:
+            time.sleep(0)
+            self._due_ns = monotonic_ns() + _LONGEST_TURN_NS
 
 
 _scope_of = attrgetter("shape.scope")

@@ -139,7 +139,7 @@ def test_shaped_spans_are_sent_in_their_scopes_and_a_wrong_one_costs_only_itself
     spans[40] = shaped_span(shape, b"t" * 16, 41)  # without its values
     spans.append(shaped_span(other, b"t" * 16, 301))
 
-    worker._submit(Condensed(identity=IDENTITY, digests=[], shaped=spans))
+    worker._submit(Condensed(identity=IDENTITY, digests=[], shaped=spans), worker_module._Pause())
     assert worker.flush(30)
 
     numbers = [span.attributes["i"] for span in receiver.spans(name="n")]
