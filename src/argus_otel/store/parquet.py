@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -16,7 +14,7 @@ from argus_otel.store.dataset import TABLES, read_consistently, read_files, read
 from argus_otel.store.events import KINDS, StepPlaces, events_table
 from argus_otel.store.origins import origins_of
 from argus_otel.store.tables import ranks_table
-from argus_otel.store.windows import StepIndex
+from argus_otel.store.windows import StepIndex, in_window
 from argus_otel.store.writer import OTHER
 from argus_otel.tables.schemas import RunTables
 from argus_otel.wire import scopes
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from argus_otel.store.protocol import Columns
     from argus_otel.tables.schemas import RunSummary
 
-    Window: TypeAlias = tuple[int | None, int | None] | None
+    Window: TypeAlias = tuple[int | None, int | None]
 
 
 class ParquetStore:
@@ -75,22 +73,22 @@ class ParquetStore:
     def blocks(self, run: RunSummary, columns: Columns | None = None) -> Iterator[RunTables]:
         """See ``Store.blocks``."""
         folder = self._folder_of(run)
-        index = read_consistently(folder, lambda manifest: StepIndex(folder, manifest))
-        windows: list[Window] = [*index.windows()] or [None]
+        first = read_consistently(folder, lambda manifest: _Reading(folder, manifest, run))
+        windows = first.index.windows() or [(None, None)]
+        reading = [first]
         for window in windows:
 
             def read(manifest: Manifest, window: Window = window) -> RunTables:
-                nonlocal index
-                if manifest.generation != index.generation:
-                    index = StepIndex(folder, manifest)
-                return _read(folder, manifest, run, window, columns, index)
+                if manifest.generation != reading[0].index.generation:
+                    reading[0] = _Reading(folder, manifest, run)
+                return reading[0].block(window, columns)
 
             yield read_consistently(folder, read)
 
     def spans(self, run: RunSummary, steps: tuple[int, int] | None = None) -> pa.Table:
         """See ``Store.spans``."""
         folder = self._folder_of(run)
-        window = _window(steps)
+        window = None if steps is None else in_window(*steps)
         step_rows = read_consistently(
             folder,
             lambda manifest: read_files(
@@ -133,40 +131,87 @@ def _read_spans(folder: Path, rows: object) -> pa.Table:
     )
 
 
+class _Reading:
+    """A run as of one manifest: what does not change from block to block is read once."""
+
+    def __init__(self, folder: Path, manifest: Manifest, run: RunSummary) -> None:
+        self.index = StepIndex(folder, manifest)
+        self._run = run
+        self._ranks, self._groups = _ranks_and_groups(folder, manifest, run)
+        self._event_spans = _event_spans(folder, manifest)
+        self._damaged = manifest.damaged_digests
+
+    def block(self, window: Window, columns: Columns | None) -> RunTables:
+        """The tables of some steps."""
+
+        def rows(table: str) -> pa.Table:
+            return sorted_rows(table, self.index.read(table, window, _wanted(table, columns)))
+
+        steps = rows("steps")
+        return RunTables(
+            ranks=self._ranks,
+            steps=steps,
+            collectives=rows("collectives"),
+            groups=self._groups,
+            events=_events(self._event_spans, steps, self._run, in_window(*window), rows("events")),
+            micro_batches=rows("micro_batches"),
+            devices=rows("devices"),
+            heartbeats=rows("heartbeats"),
+            damaged_digests=self._damaged,
+        )
+
+
 def _read(
-    folder: Path,
-    manifest: Manifest,
-    run: RunSummary,
-    steps: Window = None,
-    columns: Columns | None = None,
-    index: StepIndex | None = None,
+    folder: Path, manifest: Manifest, run: RunSummary, steps: tuple[int, int] | None
 ) -> RunTables:
-    window = _window(steps)
+    window = None if steps is None else in_window(*steps)
 
     def rows(table: str) -> pa.Table:
-        found = read_files(
-            folder,
-            manifest,
-            table,
-            columns=_wanted(table, columns),
-            filters=window,
-            only=None if index is None else index.files(table, *(steps or (None, None))),
-        )
-        return sorted_rows(table, found)
+        return sorted_rows(table, read_files(folder, manifest, table, filters=window))
 
     step_rows = rows("steps")
-    origins = origins_of(read_files(folder, manifest, "ranks"), run.service)
+    ranks, groups = _ranks_and_groups(folder, manifest, run)
+    event_spans = _event_spans(folder, manifest)
     return RunTables(
-        ranks=ranks_table(origins.values()),
+        ranks=ranks,
         steps=step_rows,
         collectives=rows("collectives"),
-        groups=read_files(folder, manifest, "groups").sort_by("group"),
-        events=_with_span_events(folder, manifest, run, steps, step_rows, rows("events")),
+        groups=groups,
+        events=_events(event_spans, step_rows, run, window, rows("events")),
         micro_batches=rows("micro_batches"),
         devices=rows("devices"),
         heartbeats=rows("heartbeats"),
         damaged_digests=manifest.damaged_digests,
     )
+
+
+def _ranks_and_groups(
+    folder: Path, manifest: Manifest, run: RunSummary
+) -> tuple[pa.Table, pa.Table]:
+    origins = origins_of(read_files(folder, manifest, "ranks"), run.service)
+    groups = read_files(folder, manifest, "groups").sort_by("group")
+    return ranks_table(origins.values()), groups
+
+
+def _event_spans(folder: Path, manifest: Manifest) -> pa.Table:
+    is_event = (pc.field("scope") == scopes.TIMELINE) & pc.field("name").isin(KINDS)
+    return unique_spans(read_files(folder, manifest, "spans", filters=is_event))
+
+
+def _events(
+    spans: pa.Table,
+    steps: pa.Table,
+    run: RunSummary,
+    window: Any,  # noqa: ANN401 - pyarrow has no stubs
+    events: pa.Table,
+) -> pa.Table:
+    """Events that came as spans, and those that came as rows."""
+    if not spans.num_rows:
+        return events
+    found = events_table(spans, steps, run)
+    if window is not None:
+        found = found.filter(window)
+    return sorted_rows("events", pa.concat_tables([found, events])) if events.num_rows else found
 
 
 def _wanted(table: str, columns: Columns | None) -> list[str] | None:
@@ -177,33 +222,3 @@ def _wanted(table: str, columns: Columns | None) -> list[str] | None:
     if table == "steps":
         asked |= {*StepPlaces.COLUMNS}
     return [name for name in TABLES[table].names if name in asked]
-
-
-def _with_span_events(
-    folder: Path,
-    manifest: Manifest,
-    run: RunSummary,
-    steps: Window,
-    step_rows: pa.Table,
-    events: pa.Table,
-) -> pa.Table:
-    """Events that came as rows, and those that came as spans."""
-    if not manifest.files.get("spans"):
-        return events
-    is_event = (pc.field("scope") == scopes.TIMELINE) & pc.field("name").isin(KINDS)
-    spans = unique_spans(read_files(folder, manifest, "spans", filters=is_event))
-    found = events_table(spans, step_rows, run)
-    if steps is not None:
-        found = found.filter(_window(steps))
-    return sorted_rows("events", pa.concat_tables([found, events])) if events.num_rows else found
-
-
-def _window(steps: Window) -> Any:  # noqa: ANN401 - pyarrow has no stubs
-    """Rows of these steps; None is an open end."""
-    first, after = steps or (None, None)
-    bounds = []
-    if first is not None:
-        bounds.append(pc.field("ordinal") >= first)
-    if after is not None:
-        bounds.append(pc.field("ordinal") < after)
-    return functools.reduce(operator.and_, bounds) if bounds else None

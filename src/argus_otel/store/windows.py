@@ -5,18 +5,21 @@ What the cut goes by are the statistics of Parquet's row groups, so that nothing
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from argus_otel.store.bulk import STEP_TABLES
-from argus_otel.store.dataset import unreadable
+from argus_otel.store.dataset import TABLES, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from argus_otel.store.dataset import Manifest
@@ -27,11 +30,20 @@ BLOCK_ROWS: Final = 1_500_000
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A row group: its first step, the one after its last, and its rows."""
+    """A row group: its number, its first step, the one after its last, and its rows."""
 
+    number: int
     first: int
     after: int
     rows: int
+
+    def meets(self, first: int | None, after: int | None) -> bool:
+        """Whether there may be rows of these steps in it."""
+        return (first is None or self.after > first) and (after is None or self.first < after)
+
+    def within(self, first: int | None, after: int | None) -> bool:
+        """Whether all its rows are of these steps."""
+        return (first is None or self.first >= first) and (after is None or self.after <= after)
 
 
 class StepIndex:
@@ -48,22 +60,50 @@ class StepIndex:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.generation = manifest.generation
+        self._folder = folder
         self._files = {
             table: {file.name: _spans(folder / table / file.name)
                     for file in manifest.files.get(table, ())}
             for table in STEP_TABLES
         }  # fmt: skip
 
-    def files(self, table: str, first: int | None, after: int | None) -> set[str]:
-        """Names of a table's files with rows of these steps; None is an open end."""
-        return {
-            name
-            for name, spans in self._files.get(table, {}).items()
-            if any(
-                (first is None or span.after > first) and (after is None or span.first < after)
-                for span in spans
-            )
-        }
+    def read(
+        self,
+        table: str,
+        window: tuple[int | None, int | None],
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """A table's rows of some steps, in the order they were committed.
+
+        Args:
+            table: Name of the table.
+            window: First step, and the one after the last; None is an open end.
+            columns: Only these, ``ordinal`` among them.
+
+        Raises:
+            FileNotFoundError: The manifest is out of date; see ``read_consistently``.
+            StoreError: A file is damaged.
+        """
+        schema = TABLES[table]
+        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        parts = []
+        for name, spans in self._files[table].items():
+            found = [span for span in spans if span.meets(*window)]
+            if not found:
+                continue
+            path = self._folder / table / name
+            try:
+                with pq.ParquetFile(path) as file:
+                    numbers = [span.number for span in found]
+                    rows = file.read_row_groups(numbers, columns=wanted.names).cast(wanted)
+            except FileNotFoundError:
+                raise
+            except (OSError, pa.ArrowException) as error:
+                raise unreadable(path, str(error)) from error
+            if not all(span.within(*window) for span in found):
+                rows = rows.filter(in_window(*window))
+            parts.append(rows)
+        return pa.concat_tables(parts) if parts else wanted.empty_table()
 
     def windows(self, block_rows: int = BLOCK_ROWS) -> list[tuple[int | None, int | None]]:
         """Consecutive windows of steps (first, one after the last), the outer ends open.
@@ -81,6 +121,16 @@ class StepIndex:
                 held = 0.0
             held += rows
         return list(zip([None, *cuts], [*cuts, None], strict=True))
+
+
+def in_window(first: int | None, after: int | None) -> Any:  # noqa: ANN401 - pyarrow has no stubs
+    """Rows of these steps, as a filter; None is an open end, and of two open ends the filter."""
+    bounds = []
+    if first is not None:
+        bounds.append(pc.field("ordinal") >= first)
+    if after is not None:
+        bounds.append(pc.field("ordinal") < after)
+    return functools.reduce(operator.and_, bounds) if bounds else None
 
 
 def _pieces(spans: Iterable[_Span], block_rows: int) -> Iterable[tuple[int, float]]:
@@ -112,10 +162,10 @@ def _spans(path: Path) -> list[_Span]:
     except (OSError, ValueError, pa.ArrowException) as error:
         raise unreadable(path, str(error)) from error
     spans = []
-    for group in groups:
+    for number, group in enumerate(groups):
         statistics = group.column(column).statistics
         if group.num_rows:
             if statistics is None or not statistics.has_min_max:
                 raise unreadable(path, "without statistics of the column ordinal")
-            spans.append(_Span(statistics.min, statistics.max + 1, group.num_rows))
+            spans.append(_Span(number, statistics.min, statistics.max + 1, group.num_rows))
     return spans
