@@ -220,3 +220,17 @@ def test_the_half_step_that_an_overflow_leaves_behind_is_counted(worker):
 
     held = worker._condenser.held_events
     assert worker._drops()["ring_overflow"] == 3010 - held
+
+
+def test_the_gil_is_given_away_by_the_clock(monkeypatch):
+    """Not after every piece of work: the yield costs more than most pieces."""
+    now_ns, slept = [0], []
+    monkeypatch.setattr(worker_module, "monotonic_ns", lambda: now_ns[0])
+    monkeypatch.setattr(worker_module.time, "sleep", slept.append)
+    pause = worker_module._Pause()
+
+    for _ in range(100):  # 1 ms
+        now_ns[0] += 10_000
+        pause()
+
+    assert slept == [0, 0, 0]
