@@ -1,0 +1,171 @@
+"""Devices that lower their clocks and say so, held against how slow their ranks are.
+
+Shape legend: A = all steps, R = ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from argus_otel.detect.api import (
+    Diagnosis,
+    Finding,
+    Params,
+    Run,
+    abstain_run,
+    device_texts,
+    device_values,
+    join_by_onset,
+    make_run_finding,
+    median_over,
+    name_run_ranks,
+    own_time,
+    ratio_to_peers,
+    settled_steps,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_HARMLESS = {"idle", "gpu_idle", "applications_clocks_setting", "applications_clocks", "none"}
+"""Reasons that NVML reports of a device that is well."""
+
+
+def detect(run: Run, params: Params) -> Diagnosis:
+    """Name the ranks whose devices hold them up."""
+    clock_AR = device_values(run, "clock_ratio")
+    told_AR = ~np.isnan(clock_AR)
+    if not told_AR.any() and not run.has_gpu_R.any():
+        return Diagnosis()
+    if not told_AR.any():
+        return abstain_run(run, params, "missing_data", "GPU clocks, which no device reported")
+    reasons = _reasons(run)
+    low_AR = np.zeros(told_AR.shape, dtype=bool)
+    for step, rank in reasons:
+        low_AR[step, rank] = True
+    low_AR &= np.nan_to_num(clock_AR, nan=1.0) < params["clock_ratio"]
+    first_R = np.argmax(low_AR, axis=0)
+    held_R = np.count_nonzero(low_AR, axis=0)
+    reports_R = np.count_nonzero(
+        told_AR & (np.arange(told_AR.shape[0])[:, None] >= first_R), axis=0
+    )
+    throttled_R = (held_R >= params["held_rows"]) & (held_R >= params["held_share"] * reports_R)
+    suspects = np.flatnonzero(throttled_R)
+    if not suspects.size:
+        return Diagnosis()
+    told = np.count_nonzero(told_AR.any(axis=0))
+    if suspects.size >= params["all_ranks"] * told and suspects.size > 1:
+        groups = [suspects.tolist()]
+    else:
+        groups = [
+            ranks
+            for reason in sorted({_usual(reasons, low_AR, int(rank)) for rank in suspects})
+            for ranks in join_by_onset(
+                {
+                    int(rank): int(first_R[rank])
+                    for rank in suspects
+                    if _usual(reasons, low_AR, int(rank)) == reason
+                }
+            )
+        ]
+    own_AR = own_time(run)
+    findings = [
+        _finding(run, params, ranks, reasons, low_AR, clock_AR, own_AR, widely=len(ranks) * 2 >= told)
+        for ranks in groups
+    ]  # fmt: skip
+    return Diagnosis(findings=tuple(finding for finding in findings if finding))
+
+
+def _reasons(run: Run) -> dict[tuple[int, int], str]:
+    """(step index, rank index) → reasons that mean trouble, as the device says them."""
+    found = {}
+    for step, rank, text in device_texts(run, "throttle_reasons"):
+        bad = [part for part in text.split(",") if part.strip().lower() not in _HARMLESS]
+        if bad:
+            found[step, rank] = ",".join(part.strip() for part in bad)
+    return found
+
+
+def _usual(
+    reasons: dict[tuple[int, int], str], low_AR: NDArray[np.bool_], rank: int
+) -> str:  # fmt: skip
+    said = [reasons[int(step), rank] for step in np.flatnonzero(low_AR[:, rank])]
+    return max(sorted(set(said)), key=said.count)
+
+
+def _finding(
+    run: Run, params: Params, ranks: list[int], reasons: dict[tuple[int, int], str],
+    low_AR: NDArray[np.bool_], clock_AR: NDArray[np.float64], own_AR: NDArray[np.float64],
+    *, widely: bool,
+) -> Finding | None:  # fmt: skip
+    over_A = _between_reports(low_AR[:, ranks].any(axis=1))
+    slow_R = _slowness(run, over_A, own_AR, widely=widely)[ranks]
+    clock = float(median_over(clock_AR[:, ranks][low_AR[:, ranks]], axis=0))
+    slowdown = float(np.nanmax(np.append(slow_R, 1.0)))
+    slow = slowdown >= params["ratio"]
+    if not slow and clock >= params["own_clock"]:
+        return None
+    worst = ranks[int(np.nanargmax(np.append(slow_R, -1.0)[:-1]))] if slow else ranks[0]
+    reason = _usual(reasons, low_AR, worst)
+    own_s = float(median_over(own_AR[over_A, worst], axis=0))
+    level = params.severity(slowdown=slowdown) if slow else "info"
+    if widely:
+        who = f"{len(ranks)} of {run.ranks_R.size} GPUs run at {clock:.0%} of their clocks"
+    else:
+        who = f"{name_run_ranks(run, sorted(ranks))}: the GPU runs at {clock:.0%} of its clock"
+    against = "before" if widely else "its peers'"
+    effect = (
+        f"its own part of the step takes {slowdown:.2f} times {against}"
+        if slow
+        else "nobody is slower for it so far"
+    )
+    return make_run_finding(
+        run,
+        params,
+        cause="gpu_throttled",
+        ranks=[] if widely else [worst, *(rank for rank in ranks if rank != worst)],
+        over_A=over_A,
+        severity=level or "info",
+        slowdown=slowdown,
+        lost_s=own_s * (1 - 1 / slowdown) if slow and np.isfinite(own_s) else 0.0,
+        summary=f"{who} ({reason}); {effect}.",
+        evidence={
+            "pattern": "all ranks" if widely else "lasting",
+            "throttle_reason": reason,
+            "clock_ratio": round(clock, 3),
+            "own_work_ratio": round(slowdown, 3),
+            "slowdown_by_rank": {
+                str(int(run.ranks_R[rank])): round(float(slow), 3)
+                for rank, slow in zip(ranks, slow_R, strict=True)
+                if not np.isnan(slow)
+            },
+        },
+    )
+
+
+def _between_reports(low_A: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Steps [A] from the first report to the last: devices do not report in every step."""
+    at = np.flatnonzero(low_A)
+    over = np.zeros(low_A.size, dtype=bool)
+    over[at[0] : at[-1] + 1] = True
+    return over
+
+
+def _slowness(
+    run: Run, over_A: NDArray[np.bool_], own_AR: NDArray[np.float64], *, widely: bool
+) -> NDArray[np.float64]:
+    """Own time [R] in those steps against peers', or against before where all are alike."""
+    settled_A = settled_steps(run)
+    if not widely:
+        ratio_R: NDArray[np.float64] = median_over(
+            ratio_to_peers(run, own_AR)[over_A & settled_A], axis=0
+        )
+        if not np.isnan(ratio_R).all():
+            return ratio_R
+    before_A = settled_A & ~over_A
+    if np.count_nonzero(before_A) < 5:  # too few to say what is usual
+        return np.full(run.ranks_R.size, np.nan)
+    now_R, then_R = (median_over(own_AR[part], axis=0) for part in (over_A & settled_A, before_A))
+    return now_R / then_R  # type: ignore[no-any-return]
