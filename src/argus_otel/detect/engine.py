@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 PARTIAL: Final = "some_"
 """Prefix of abstention codes that concern a part of the ranks only."""
 
+_SETTLED_STEPS: Final = 20
+"""Below so many, a detector of runs that is silent has not judged anything: most faults need as many
+to show, and a run of five steps is not known to be well."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -136,7 +140,8 @@ def _whole(frame: Frame, detector: Detector) -> tuple[list[Finding], list[Absten
         steps = (int(ordinals[0]), int(ordinals[-1])) if ordinals.size else None
         return [], [_failed(steps, detector, error)], 0
     said = diagnosis.abstentions
-    judged = all(abstention.code.startswith(PARTIAL) for abstention in said)
+    judged = frame.ordinals_S.size >= _SETTLED_STEPS
+    judged &= all(abstention.code.startswith(PARTIAL) for abstention in said)
     findings = [with_cost(finding, frame) for finding in diagnosis.findings]
     return findings, list(said), int(judged or bool(findings))
 
