@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
 
 from argus_otel._runtime.bundled import bundled_path
 from argus_otel.align import align
+from argus_otel.align.steps import with_one_step_count
+from argus_otel.detect import operations
 from argus_otel.detect.definition import load_detectors
-from argus_otel.detect.engine import diagnose
+from argus_otel.detect.engine import diagnose_run
+from argus_otel.detect.run import COLUMNS, RunBuilder, run_of
 from argus_otel.encode import EncodedSpans, encode_resource, encode_span, encode_trace_requests
 from argus_otel.publish.spans import HttpDestination, finding_spans, steps_of
 from argus_otel.report.view import Heat, RunView
 from argus_otel.semconv import names
 from argus_otel.store.opening import local_folder
+from argus_otel.tables.schemas import STEPS
 from argus_otel.wire import scopes
 
 if TYPE_CHECKING:
@@ -29,9 +34,23 @@ if TYPE_CHECKING:
     from argus_otel.detect.engine import Verdict
     from argus_otel.publish.spans import Destination
     from argus_otel.store.protocol import Store
-    from argus_otel.tables.schemas import RunSummary, RunTables
+    from argus_otel.tables.findings import Finding
+    from argus_otel.tables.schemas import RunSummary
 
 SERVICE_NAME: Final = "argus-detect"
+
+SMALL_RUN_DIGESTS: Final = 200_000
+"""Up to so many a run is read and aligned whole, clocks included; a larger one in blocks of steps."""
+READ_COLUMNS: Final = {
+    "steps": (
+        "ordinal", "rank", "start_ns", "step_s", "keep", "truncated", "aligned", "trace_id",
+        "boundary_counts", *(name for name in COLUMNS if name != "step_s"),
+    ),
+    "collectives": (*operations.COLUMNS, "count"),
+}  # fmt: skip
+"""Of a large run, what detectors need."""
+_LOOKED_AT: Final = 20
+"""Findings of a large run whose steps are read for the report and for publishing."""
 
 NOTHING: Final = 0
 """Exit code: nothing above info."""
@@ -45,7 +64,9 @@ class Judged:
     """One run, read and judged."""
 
     run: RunSummary
-    tables: RunTables
+    steps: pa.Table
+    """``tables.STEPS``: all rows, or of a large run those of the steps that findings point to."""
+    damaged_digests: int
     verdict: Verdict
 
     @property
@@ -77,8 +98,34 @@ def judge(
     """
     detectors = load_detectors(bundled_path("detectors"), *detector_folders)
     run = store.resolve(run_name, since_ns)
-    tables = align(store.read(run))
-    return Judged(run=run, tables=tables, verdict=diagnose(tables, detectors))
+    if run.ranks_seen * run.steps <= SMALL_RUN_DIGESTS:
+        tables = align(store.read(run))
+        return Judged(
+            run=run,
+            steps=tables.steps,
+            damaged_digests=tables.damaged_digests,
+            verdict=diagnose_run(run_of(tables), detectors),
+        )
+    builder = RunBuilder()
+    damaged = 0
+    for block in store.blocks(run, READ_COLUMNS):
+        damaged = max(damaged, block.damaged_digests)
+        builder.add(with_one_step_count(block))
+    verdict = diagnose_run(builder.build(), detectors)
+    return Judged(
+        run=run,
+        steps=_steps_to_look_at(store, run, verdict.diagnosis.findings),
+        damaged_digests=damaged,
+        verdict=verdict,
+    )
+
+
+def _steps_to_look_at(store: Store, run: RunSummary, findings: Sequence[Finding]) -> pa.Table:
+    wanted: set[int] = set()
+    for finding in findings[:_LOOKED_AT]:
+        wanted |= {finding.last_step, int(finding.evidence.get("look_at_step", finding.last_step))}
+    parts = [align(store.read(run, (step, step + 1))).steps for step in sorted(wanted)]
+    return pa.concat_tables(parts) if parts else STEPS.empty_table()
 
 
 def view_of(judged: Judged, *, ui_url: str | None = None) -> RunView:
@@ -100,10 +147,10 @@ def view_of(judged: Judged, *, ui_url: str | None = None) -> RunView:
         last_step=int(frame.ordinals_S[-1]) if settled else None,
         ranks_seen=int(frame.ranks_R.size),
         all_abstained=judged.verdict.all_abstained,
-        damaged_digests=judged.tables.damaged_digests,
+        damaged_digests=judged.damaged_digests,
         ui_url=ui_url,
         heat=heat,
-        steps=judged.tables.steps,
+        steps=judged.steps,
     )
 
 
@@ -146,7 +193,7 @@ def publish(
     if destination is None:
         return None
     spans = finding_spans(
-        findings, judged.tables.steps, published=_published(judged, store) if findings else ()
+        findings, judged.steps, published=_published(judged, store) if findings else ()
     )
     encoded = [
         encode_span(

@@ -178,7 +178,7 @@ def _judge_when_complete(store_url: str, ranks: int, steps: int) -> Judged:
             if time.monotonic() > end_s:
                 raise
         else:
-            if judged.tables.steps.num_rows >= ranks * steps or time.monotonic() > end_s:
+            if judged.steps.num_rows >= ranks * steps or time.monotonic() > end_s:
                 return judged
         time.sleep(0.5)
 

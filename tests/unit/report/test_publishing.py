@@ -110,7 +110,7 @@ def test_a_verdict_that_had_ended_before_anybody_looked_is_told_once(tmp_path, w
 
 def test_span_ids_follow_from_the_finding(judged):
     """So that a store which takes duplicates can still tell them."""
-    findings, steps = judged.verdict.diagnosis.findings, judged.tables.steps
+    findings, steps = judged.verdict.diagnosis.findings, judged.steps
 
     (first,), (second,) = finding_spans(findings, steps), finding_spans(findings, steps)
 
