@@ -212,6 +212,8 @@ class Model:
         c = self.cluster
         if c.sharding == "ddp":
             slots += [Slot("all_reduce", "dp", "backward", c.bucket_bytes)] * c.buckets
+            if c.ep > 1:
+                slots.append(Slot("all_reduce", "edp", "backward", c.bucket_bytes))
         if c.sharding == "zero1":
             whole = c.bucket_bytes * c.buckets
             slots.append(Slot("reduce_scatter", "dp", "optimizer.step", whole))
@@ -351,7 +353,7 @@ class Model:
             phase = _BACKWARD if work.backward else _FORWARD
             came_from = source(work, c.pp, c.chunks)
             if came_from is not None:
-                self._receive(run, work, out[came_from], now, phase)
+                self._receive(run, work, came_from, out[came_from], now, phase)
             base_s = c.backward_s if work.backward else c.forward_s
             took = base_s * factor_R[where] * length_DM[dp_N, work.micro_batch]
             late = now.late_passes.get((work.stage, work.micro_batch))
@@ -372,21 +374,32 @@ class Model:
             out[work] = run.t_R[where].copy()
             slot = self._slot_of_pass.get((work.stage, work, "send"))
             if slot is not None:
+                goes_to = self._of(self._partner(work.stage, slot))
                 run.arrival_RK[where, slot] = run.t_R[where]
-                run.end_RK[where, slot] = run.t_R[where] + c.activation_s * now.transfer_R[where]
+                run.end_RK[where, slot] = run.t_R[where] + self._direct_s(where, goes_to, now)
             if c.sharding == "ddp" and work is last[work.stage]:
                 self._reduce_buckets(run, work.stage, began, now)
 
+    def _partner(self, stage: int, slot: int) -> int:
+        shift = self.slots[stage][slot].peer_stages
+        return stage + (shift or 0)
+
+    def _direct_s(self, source: slice, target: slice, now: Conditions) -> Floats:
+        """Transfer of one activation: the slower end's link decides."""
+        slow = np.maximum(now.transfer_R[source], now.transfer_R[target])
+        took: Floats = self.cluster.activation_s * slow
+        return took
+
     def _receive(
-        self, run: _Running, work: Work, sent: Floats, now: Conditions, phase: int
+        self, run: _Running, work: Work, came_from: Work, sent: Floats, now: Conditions, phase: int
     ) -> None:
         where = self._of(work.stage)
         slot = self._slot_of_pass.get((work.stage, work, "recv"))
         if slot is None:  # the pass before ran on the same rank
             return
-        slow = now.transfer_R[where]
         arrival = run.t_R[where].copy()
-        end = np.maximum(arrival, sent + self.cluster.activation_s * slow)
+        took = self._direct_s(self._of(came_from.stage), where, now)
+        end = np.maximum(arrival, sent + took)
         run.block(where, slot, arrival, end, phase)
 
     def _reduce_buckets(self, run: _Running, stage: int, began: Floats, now: Conditions) -> None:
@@ -403,6 +416,15 @@ class Model:
             end = stream.run(arrival, self._transfer("dp", stage, c.bucket_s, now))
             run.arrival_RK[where, first + bucket] = arrival
             run.end_RK[where, first + bucket] = end
+        if c.ep > 1:
+            # The experts' gradients, among the ranks that hold the same ones.
+            arrival = began + scale / 2
+            replicas = self.groups("edp", stage)
+            took_G = self._transfer("edp", stage, c.bucket_s, now)
+            experts = replicas.spread(replicas.latest(arrival) + took_G)
+            run.arrival_RK[where, first + c.buckets] = arrival
+            run.end_RK[where, first + c.buckets] = experts
+            end = np.maximum(end, experts)
         run.wait_for(where, end, _BACKWARD)
 
     def _sharded_passes(
