@@ -17,12 +17,14 @@ from argus_otel.detect.frame import WARM_UP_STEPS
 from argus_otel.detect.reference import Comparison, compare
 from argus_otel.detect.run import Event, Group, Passes, Run
 from argus_otel.detect.statistics import (
+    lasting,
     lowest_mean,
     luck_of_fastest_quarter,
     luck_of_slowest,
     median_over,
     start_of_lasting_change,
 )
+from argus_otel.detect.transfers import Transfers, transfers
 from argus_otel.detect.window import Window
 from argus_otel.tables.findings import Abstention, Diagnosis, Finding, Onset, Severity
 
@@ -43,6 +45,7 @@ __all__ = [
     "Params",
     "Passes",
     "Run",
+    "Transfers",
     "Window",
     "abstain",
     "abstain_run",
@@ -52,6 +55,7 @@ __all__ = [
     "event_seconds",
     "join_by_onset",
     "join_numbers",
+    "lasting",
     "lowest_mean",
     "luck_of_fastest_quarter",
     "luck_of_slowest",
@@ -64,6 +68,8 @@ __all__ = [
     "ratio_to_peers",
     "settled_steps",
     "start_of_lasting_change",
+    "step_growth_s",
+    "transfers",
     "usual_step_s",
 ]
 
@@ -357,3 +363,17 @@ def join_by_onset(first_of: Mapping[int, int], within: int = OPEN_STEPS) -> list
         else:
             joined.append([rank])
     return joined
+
+
+def step_growth_s(run: Run, over_A: NDArray[np.bool_]) -> float | None:
+    """Seconds by which the job's step is longer in these steps than in those before the first.
+
+    None where fewer than 10 settled steps lie before: nothing is known of how long a step took.
+    """
+    settled_A = run.ordinals_A >= WARM_UP_STEPS
+    step_A = median_over(run.columns["step_s"], axis=1)
+    before = step_A[settled_A & (run.ordinals_A < run.ordinals_A[np.argmax(over_A)])]
+    if np.count_nonzero(~np.isnan(before)) < 10 or not over_A.any():
+        return None
+    growth = median_over(step_A[over_A], axis=0) - median_over(before, axis=0)
+    return float(growth) if np.isfinite(growth) else None

@@ -164,3 +164,44 @@ def start_of_lasting_change(over: NDArray[np.bool_]) -> int:
     """
     gain = np.cumsum(np.where(over, 1.0, -1.0)[::-1])[::-1]
     return int(np.argmax(gain)) if gain.size else 0
+
+
+def lasting(
+    over: NDArray[np.bool_],
+    known: NDArray[np.bool_],
+    *,
+    window: int = 20,
+    recent: int = 5,
+    recent_over: int = 3,
+) -> NDArray[np.bool_]:
+    """Steps that show something which lasts; all false for what comes and goes by chance.
+
+    It lasts where at least half of the known steps of a window are over (its median is), and
+    some of the latest (DESIGN, detection). Isolated steps before it are not counted.
+
+    Args:
+        over: Whether a step is over the bar, [steps, ...].
+        known: Whether anything is known of it.
+        window: Steps of a window; half of them have to be known.
+        recent: Latest steps.
+        recent_over: How many of those have to be over.
+    """
+    over = over & known
+    seen, hits = _trailing(known, window), _trailing(over, window)
+    fires = (seen * 2 >= window) & (hits * 2 >= seen) & (_trailing(over, recent) >= recent_over)
+    steps = over.shape[0]
+    # A window that fires speaks for each of its steps; one that has company belongs to it.
+    ahead = np.concatenate((fires, np.zeros((window - 1, *over.shape[1:]), dtype=bool)))
+    spoken_for = _trailing(ahead, window)[window - 1 :] > 0
+    half = recent // 2
+    around = np.concatenate((over, np.zeros((half, *over.shape[1:]), dtype=bool)))
+    company = _trailing(around, recent)[half : half + steps]
+    shown: NDArray[np.bool_] = over & spoken_for & (company >= recent_over - 1)
+    return shown
+
+
+def _trailing(flags: NDArray[np.bool_], width: int) -> NDArray[np.int64]:
+    """How many of the latest ``width`` are true, [steps, ...]."""
+    total = np.cumsum(flags, axis=0, dtype=np.int64)
+    total[width:] -= total[:-width].copy()
+    return total

@@ -60,7 +60,8 @@ def test_a_detector_that_raises_becomes_an_abstention():
     def broken(window, params):
         raise ZeroDivisionError("by design")
 
-    detectors = [replace(load_detectors(BUNDLED)[0], detect=broken), load_detectors(BUNDLED)[2]]
+    straggler, pauses = load_detectors(BUNDLED / "compute_straggler", BUNDLED / "gc_pause")
+    detectors = [replace(straggler, detect=broken), pauses]
 
     verdict = diagnose(build_run({"ranks": 4, "steps": 60}), detectors)
 

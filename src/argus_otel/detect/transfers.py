@@ -1,0 +1,267 @@
+"""How long each group of ranks transfers, against groups that do the same and against its own past.
+
+A transfer begins when the last member has arrived, so that no straggler is in it, and needs no
+clocks. A *link set* is what a transfer passes through: the members of a group, or a pair of ranks.
+
+Shape legend: A = all steps, G = link sets, L = lanes (see ``operations``), n = siblings.
+"""
+
+# ruff: noqa: N815 - fields carry shape suffixes
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from argus_otel.detect.frame import PEERS_PRESENT, WARM_UP_STEPS
+from argus_otel.detect.statistics import (
+    MEDIAN_TO_MEAN_ERROR,
+    levels,
+    lowest_mean,
+    luck_of_fastest_quarter,
+    luck_of_slowest,
+    median_over,
+    scatter,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from argus_otel.detect.run import Run
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+    Bools = NDArray[np.bool_]
+
+HISTORY_STEPS: Final = 10
+"""What was usual is the best median of so many steps in a row."""
+
+_WINDOW: Final = 20
+"""Steps whose median is judged (DESIGN, detection)."""
+
+_LEAST_S: Final = 100e-6
+"""A shorter transfer is latency and launch jitter: its ratios say nothing of a link."""
+
+_ALREADY_THERE_S: Final = 2e-6
+"""A receiver that waited less than the digest's resolution found its data there."""
+
+
+PAIR: Final = "p2p"
+"""Label of a pair of ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """Log ratios of transfer times, by link set. NaN where nothing can be said."""
+
+    members_G: tuple[Ints, ...]
+    """Rank indices."""
+    label_G: tuple[str, ...]
+    """The group's description, or ``p2p``."""
+    key_G: tuple[str, ...]
+    """The group's key in hex; empty for a pair of ranks."""
+    hosts_G: Ints
+    """Hosts that it spans; 0 where those are not known."""
+    usual_s_G: Floats
+    """Seconds of healthy transfer in a step, all lanes together."""
+    sibling_AG: Floats
+    """Log ratio to the fastest quarter of the sets that do the same."""
+    sibling_bar_G: Floats
+    """Log ratio that the median of the unluckiest healthy set stays under."""
+    history_AG: Floats
+    """Log ratio to the best that the set itself has shown before."""
+    history_bar_G: Floats
+
+    @property
+    def crosses_hosts_G(self) -> Bools:  # noqa: N802 - shape suffix
+        """Sets that leave a host, or may."""
+        crosses: Bools = self.hosts_G != 1
+        return crosses
+
+    @staticmethod
+    def known_G(log_AG: Floats) -> Bools:  # noqa: N802 - shape suffix
+        """Sets of which anything is known."""
+        known: Bools = np.asarray((~np.isnan(log_AG)).any(axis=0))
+        return known
+
+
+@dataclass(slots=True)
+class _Lanes:
+    """Lanes of which siblings can be looked for."""
+
+    transfer_AL: Floats
+    set_L: Ints
+    kind_L: list[tuple[object, ...]]
+
+
+def transfers(run: Run) -> Transfers:
+    """Compare every group's transfers with those of its siblings and with its own history.
+
+    Siblings are groups of the same description, size, operation, payload, and span of hosts.
+    """
+    sets, lanes = _lanes_of(run)
+    steps = run.ordinals_A.size
+    log_AL = np.log(lanes.transfer_AL)
+    log_AL[run.ordinals_A < WARM_UP_STEPS] = np.nan
+    usual_L = np.exp(lowest_mean(log_AL, axis=0)) if steps else np.empty(0)
+    log_AL[:, ~(usual_L >= _LEAST_S)] = np.nan
+    sibling_AL, sibling_bar_L, sigma_L = _against_siblings(log_AL, lanes.kind_L)
+    history_AL, history_sigma_L = _against_history(log_AL)
+    # The best of several medians is a lucky one, and the window's own median errs too.
+    luck = luck_of_slowest(max(len(sets), 2))
+    error = MEDIAN_TO_MEAN_ERROR * (luck / sqrt(_WINDOW) + 3 / sqrt(HISTORY_STEPS))
+    history_bar_L = error * np.fmax(sigma_L, history_sigma_L)
+    count = len(sets)
+    shape = (steps, count)
+    out = Transfers(
+        members_G=tuple(members for members, _, _ in sets),
+        label_G=tuple(label for _, label, _ in sets),
+        key_G=tuple(key for _, _, key in sets),
+        hosts_G=np.array([_hosts(run, members) for members, _, _ in sets], dtype=np.int64),
+        usual_s_G=np.bincount(lanes.set_L, np.nan_to_num(usual_L), count).astype(np.float64),
+        sibling_AG=np.full(shape, np.nan),
+        sibling_bar_G=np.zeros(count),
+        history_AG=np.full(shape, np.nan),
+        history_bar_G=np.zeros(count),
+    )
+    order = np.argsort(lanes.set_L, kind="stable")
+    cuts = np.flatnonzero(np.diff(lanes.set_L[order])) + 1
+    for mine in np.split(order, cuts) if order.size else []:
+        g = int(lanes.set_L[mine[0]])
+        # Of a pair's two directions the one whose receiver stood ready shows more.
+        middle = _largest if out.label_G[g] == PAIR else median_over
+        out.sibling_AG[:, g] = middle(sibling_AL[:, mine], axis=1)
+        out.history_AG[:, g] = middle(history_AL[:, mine], axis=1)
+        out.sibling_bar_G[g] = float(np.max(np.nan_to_num(sibling_bar_L[mine])))
+        out.history_bar_G[g] = float(np.max(np.nan_to_num(history_bar_L[mine])))
+    return out
+
+
+def _largest(values: Floats, axis: int) -> Floats:
+    largest: Floats = np.fmax.reduce(values, axis=axis)
+    return largest
+
+
+def _lanes_of(run: Run) -> tuple[list[tuple[Ints, str, str]], _Lanes]:
+    """Link sets (members, label, key), and the lanes on them."""
+    operations = run.operations
+    transfer = operations.transfer_AL.astype(np.float64)
+    group_L = np.flatnonzero(operations.group_L >= 0)
+    sizes = np.array([group.members.size for group in run.groups] or [0])
+    size_L = sizes[operations.group_L[group_L]]
+    # Of a member that is not seen nobody knows whether it came last.
+    known = operations.members_AL[:, group_L] >= np.maximum(PEERS_PRESENT * size_L, 2)
+    silent_R = ~run.present_AR.any(axis=0) | (run.present_AR.mean(axis=0) < 0.5)
+    blind = np.array([silent_R[group.members].any() for group in run.groups] or [False])
+    known &= ~blind[operations.group_L[group_L]]
+    used = np.unique(operations.group_L[group_L])
+    sets = [
+        (run.groups[g].members, run.groups[g].description, f"{run.groups[g].key:016x}")
+        for g in used.tolist()
+    ]
+    spans = {g: _hosts(run, run.groups[g].members) for g in used.tolist()}
+    columns = [np.where(known & (transfer[:, group_L] > 0), transfer[:, group_L], np.nan)]
+    set_L = [np.searchsorted(used, operations.group_L[group_L])]
+    kinds: list[tuple[object, ...]] = [
+        (
+            run.groups[g].description,
+            int(sizes[g]),
+            spans[g],
+            operations.op_L[lane],
+            operations.phase_L[lane],
+            int(operations.payload_bytes_L[lane]),
+            int(operations.nth_L[lane]),
+        )
+        for lane, g in zip(group_L.tolist(), operations.group_L[group_L].tolist(), strict=True)
+    ]
+    at: dict[tuple[int, int], int] = {}
+    for pairs, took, kind in _pairs(run, transfer):
+        columns.append(took)
+        links = [(min(pair), max(pair)) for pair in pairs]
+        set_L.append(np.array([at.setdefault(link, len(sets) + len(at)) for link in links]))
+        kinds += [(*kind, _hosts(run, np.array(link))) for link in links]
+    sets += [(np.array(link), PAIR, "") for link in at]
+    lanes = _Lanes(
+        transfer_AL=np.concatenate(columns, axis=1), set_L=np.concatenate(set_L), kind_L=kinds
+    )
+    return sets, lanes
+
+
+def _pairs(
+    run: Run, transfer_AL: Floats
+) -> Iterable[tuple[list[tuple[int, int]], Floats, tuple[object, ...]]]:
+    """Pairs of ranks with the longest transfer of each step, by payload and direction.
+
+    Where the receiver comes late it waits for less than the transfer, or for nothing; the longest
+    of a step's operations is the one in which it stood ready.
+    """
+    operations = run.operations
+    direct = np.flatnonzero((operations.source_L >= 0) & (operations.members_AL.max(0) == 2))
+    up = operations.target_L > operations.source_L
+    for payload in np.unique(operations.payload_bytes_L[direct]).tolist():
+        for rising in (True, False):
+            mine = direct[(operations.payload_bytes_L[direct] == payload) & (up[direct] == rising)]
+            if not mine.size:
+                continue
+            ends = np.stack((operations.source_L[mine], operations.target_L[mine]))
+            pairs, which = np.unique(ends, axis=1, return_inverse=True)
+            order = np.argsort(which.reshape(-1), kind="stable")
+            starts = np.flatnonzero(np.append(True, np.diff(which.reshape(-1)[order]) != 0))
+            seen = transfer_AL[:, mine[order]]
+            seen = np.where(
+                (seen > _ALREADY_THERE_S) & (operations.members_AL[:, mine[order]] == 2),
+                seen,
+                np.nan,
+            )
+            took = np.fmax.reduceat(seen, starts, axis=1)
+            yield [tuple(pair) for pair in pairs.T.tolist()], took, (PAIR, payload, rising)
+
+
+def _hosts(run: Run, members: Ints) -> int:
+    hosts = {run.hosts_R[rank] for rank in members.tolist()}
+    return 0 if "" in hosts else len(hosts)
+
+
+def _against_siblings(
+    log_AL: Floats, kind_L: list[tuple[object, ...]]
+) -> tuple[Floats, Floats, Floats]:
+    """Log ratio [A, L] to the fastest quarter of each lane's siblings, bar [L], scatter [L]."""
+    ratio = np.full(log_AL.shape, np.nan)
+    bar, sigma = np.full(log_AL.shape[1], np.nan), np.full(log_AL.shape[1], np.nan)
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for lane, kind in enumerate(kind_L):
+        alike.setdefault(kind, []).append(lane)
+    for members in alike.values():
+        part = log_AL[:, members]
+        n = len(members)
+        if n < 2 or np.isnan(part).all():
+            continue
+        part[np.count_nonzero(~np.isnan(part), axis=1) < 2] = np.nan
+        _, rest = levels(part)
+        sigma[members] = scatter(rest)
+        above = part - lowest_mean(part, axis=1)[:, None]
+        # In a single step somebody is always lucky; the reference is who is fastest as a rule.
+        ratio[:, members] = above - lowest_mean(median_over(above, axis=0), axis=0)
+        luck = luck_of_slowest(n) + luck_of_fastest_quarter(n)
+        bar[members] = luck * sigma[members] * MEDIAN_TO_MEAN_ERROR / sqrt(_WINDOW)
+    return ratio, bar, sigma
+
+
+def _against_history(log_AL: Floats) -> tuple[Floats, Floats]:
+    """Log ratio [A, L] to the best median so far, and scatter from step to step [L]."""
+    ratio = np.full(log_AL.shape, np.nan)
+    if log_AL.shape[0] < HISTORY_STEPS or not log_AL.shape[1]:
+        return ratio, np.full(log_AL.shape[1], np.nan)
+    rows = np.lib.stride_tricks.sliding_window_view(log_AL, HISTORY_STEPS, axis=0)
+    usual = median_over(rows, axis=-1)
+    few = np.count_nonzero(~np.isnan(rows), axis=-1) < HISTORY_STEPS - 2
+    usual[few] = np.nan
+    best = np.fmin.accumulate(usual, axis=0)
+    ratio[HISTORY_STEPS - 1 :] = log_AL[HISTORY_STEPS - 1 :] - best
+    # Neighbouring steps differ by their scatter alone, also where a level changes once.
+    jump = np.abs(np.diff(log_AL, axis=0)) / sqrt(2)
+    return ratio, 1.4826 * median_over(jump, axis=0)
