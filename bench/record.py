@@ -217,6 +217,8 @@ class CollectiveBlock:
         collectives.attach_all()
         instrument_waits(dist, patches, recorder, self._tracer.instrumentation.steps)
         recorder.plan.ends = ends
+        for _ in range(3):  # boundaries: a new group keeps its post hook for two of them
+            collectives.begin_step(ends)
         try:
             return _time_us(self._call, self._times)
         finally:

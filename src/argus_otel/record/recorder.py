@@ -43,6 +43,7 @@ class Recorder:
     groups: list[Group] = field(default_factory=list)
     phase_names: list[str] = field(default_factory=list)
     exceptions: list[UncaughtException] = field(default_factory=list)
+    _phase_indices: dict[str, int] = field(default_factory=dict)
     _members: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     _twins: Counter[tuple[str, tuple[int, ...], int]] = field(default_factory=Counter)
     _started: bool = False
@@ -116,18 +117,20 @@ class Recorder:
 
         What is no name, or none that can be sent, is made one: see ``_clean_name``.
         """
+        if type(name) is str and (index := self._phase_indices.get(name)) is not None:
+            return index
         name = _clean_name(name)
-        try:
-            return self.phase_names.index(name)
-        except ValueError:
-            with self._lock:
-                if name in self.phase_names:  # another thread was faster
-                    return self.phase_names.index(name)
-                if len(self.phase_names) >= _MAX_PHASE_NAMES:
-                    self.faults.report("phase_names_full")
-                    return -1
-                self.phase_names.append(name)
-                return len(self.phase_names) - 1
+        if (index := self._phase_indices.get(name)) is not None:
+            return index
+        with self._lock:
+            if name in self._phase_indices:  # another thread was faster
+                return self._phase_indices[name]
+            if len(self.phase_names) >= _MAX_PHASE_NAMES:
+                self.faults.report("phase_names_full")
+                return -1
+            self.phase_names.append(name)
+            index = self._phase_indices[name] = len(self.phase_names) - 1
+            return index
 
     def record_exception(self, exception: UncaughtException) -> None:
         """Note an exception that nobody caught."""

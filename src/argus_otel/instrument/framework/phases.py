@@ -7,7 +7,6 @@ between the batch's arrival and the backward (worked out in condense).
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from argus_otel.instrument.thread_times import ThreadTimes
 from argus_otel.wire import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from argus_otel.instrument.patches import Patches
     from argus_otel.instrument.sink import Sink
@@ -29,6 +28,7 @@ class ForwardHooks:
 
     def __init__(self, sink: Sink, steps: StepTracker) -> None:
         self._sink = sink
+        self._append = sink.append
         self._steps = steps
         self._depth = 0
         self._began_ns = 0
@@ -96,9 +96,8 @@ class ForwardHooks:
             # Not imported by name here: that takes as long as the rest.
             if not sys.modules["torch"].is_grad_enabled():
                 flags |= events.NO_GRAD
-            self._sink.append(
-                events.FORWARD, self._began_ns, monotonic_ns(), *self._times, flags, 0
-            )
+            cpu_ns, delay_ns = self._times
+            self._append(events.FORWARD, self._began_ns, monotonic_ns(), cpu_ns, delay_ns, flags, 0)
         except Exception as error:  # noqa: BLE001
             self._sink.faults.report("forward_hook", error)
 
@@ -177,13 +176,15 @@ def instrument_ddp(
     def wrap_sync(original: Callable[..., Any]) -> Callable[..., Any]:
         # Broadcasts rank 0's buffers before a forward and waits for them in C++: a wait that no
         # other hook sees.
+        append = sink.append
+
         def _sync_buffers(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             began_ns = monotonic_ns()
             try:
                 return original(self, *args, **kwargs)
             finally:
                 if sink.enabled and steps.is_here:
-                    sink.append(events.WAIT, began_ns, monotonic_ns(), 1, 0, 0, 0)
+                    append(events.WAIT, began_ns, monotonic_ns(), 1, 0, 0, 0)
 
         never_compile(_sync_buffers)
         return _sync_buffers
@@ -219,17 +220,29 @@ def instrument_fsdp(
     patches.replace(package, "fully_shard", wrap)
 
 
-@contextlib.contextmanager
-def user_phase(sink: Sink, name: str) -> Iterator[None]:
-    """Time a part of the user's loop under a name of its own."""
-    began_ns = monotonic_ns()
-    try:
-        yield
-    finally:
+class user_phase:  # noqa: N801 - read as the function that it stands in for
+    """Time a part of the user's loop under a name of its own.
+
+    A class, because a generator's context manager costs as much again.
+    """
+
+    __slots__ = ("_began_ns", "_name", "_sink")
+
+    def __init__(self, sink: Sink, name: str) -> None:
+        self._sink = sink
+        self._name = name
+        self._began_ns = 0
+
+    def __enter__(self) -> None:
+        self._began_ns = monotonic_ns()
+
+    def __exit__(self, *error: object) -> None:
+        ended_ns = monotonic_ns()
+        sink = self._sink
         if sink.enabled:
             try:
-                index = sink.phase_index(name)
+                index = sink.phase_index(self._name)
                 if index >= 0:
-                    sink.append(events.PHASE, began_ns, monotonic_ns(), index, 0, 0, 0)
-            except Exception as error:  # noqa: BLE001
-                sink.faults.report("user_phase", error)
+                    sink.append(events.PHASE, self._began_ns, ended_ns, index, 0, 0, 0)
+            except Exception as fault:  # noqa: BLE001
+                sink.faults.report("user_phase", fault)

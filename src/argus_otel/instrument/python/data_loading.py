@@ -26,18 +26,27 @@ def instrument_data_loading(
 
     Loaders that are not built on it (DALI, webdataset's own) show as time before the forward.
     """
+    append = sink.append
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(self: Any) -> Any:  # noqa: ANN401, N807
             if not sink.enabled or not steps.is_here:
                 return original(self)  # a thread that fetches ahead makes nobody wait
-            times = steps.read_times()
+            cpu_ns, delay_ns = steps.read_times()
             began_ns = monotonic_ns()
             # A StopIteration is not a batch, and passes through unrecorded.
             batch = original(self)
             try:
-                after = steps.read_times()
-                sink.append(events.DATA, began_ns, monotonic_ns(), *times, *after)
+                after_cpu_ns, after_delay_ns = steps.read_times()
+                append(
+                    events.DATA,
+                    began_ns,
+                    monotonic_ns(),
+                    cpu_ns,
+                    delay_ns,
+                    after_cpu_ns,
+                    after_delay_ns,
+                )
             except Exception as error:  # noqa: BLE001 - never into the user's training
                 sink.faults.report("data_hook", error)
             return batch
