@@ -49,13 +49,13 @@ _ALL_REDUCE = OPS.index("all_reduce")
 
 STAGES: tuple[tuple[str, Any, str], ...] = (
     ("drain the ring", EventRing, "drain"),
-    ("condense: columns", condenser_module, "condense_steps"),
-    ("condense: digests", condenser_module, "make_digests"),
-    ("condense: pack digests", condenser_module, "encode_digests"),
-    ("condense: timeline ids", Timeline, "__init__"),
-    ("condense: timeline rows", Timeline, "rows"),
+    ("condense: ids", condenser_module._Part, "__init__"),  # noqa: SLF001
+    ("condense: numbers", condenser_module, "condense_step"),
+    ("condense: digests", condenser_module, "make_digest"),
+    ("condense: pack digests", condenser_module, "encode_digest"),
+    ("condense: timeline", Timeline, "spans"),
     ("condense: detail rows", condenser_module, "detail_rows"),
-    ("condense: what to keep", condenser_module.Condenser, "_decide_keeps"),
+    ("condense: what to keep", condenser_module.KeepRule, "decide"),
     ("condense: groups", condenser_module.Condenser, "_group_info"),
     ("condense: digest spans", condenser_module, "_digest_spans"),
     ("condense, whole", condenser_module.Condenser, "take"),

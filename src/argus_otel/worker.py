@@ -15,8 +15,6 @@ from operator import attrgetter, mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import numpy as np
-
 from argus_otel._runtime.clock import monotonic_ns, wall_offset_ns
 from argus_otel.condense import Condenser
 from argus_otel.condense.condenser import Condensed, Costs
@@ -236,20 +234,19 @@ class Worker:
         lost = ring.lost - lost_before
         if lost:
             self._faults.report("ring_overflow", records=lost)
-        if not drained.size and not lost and not last:
+        if not drained and not lost and not last:
             return
         offset_ns = wall_offset_ns()
-        counts = np.bincount(drained["kind"], minlength=len(_HOOK_COST_NS)).tolist()
-        own_cpu_s = self._spare_cpu_s + _hook_cost_s(counts)
+        own_cpu_s = self._spare_cpu_s + _hook_cost_s(events.kind_counts(drained))
         new_drops = sum(self._drops().values()) - self._told_drops
         held = self._condenser.held_events
         costs = Costs(self_cpu_s=own_cpu_s, drops=new_drops, memory_bytes=self._resident_bytes())
         try:
             condensed = self._condenser.take(
-                drained, wall_offset_ns=offset_ns, lost=lost, costs=costs
+                drained, wall_offset_ns=offset_ns, lost=lost, costs=costs, pause=pause
             )
         except Exception as error:  # noqa: BLE001 - these events are lost, not all later ones
-            self._faults.report("condense", error, records=held + drained.size)
+            self._faults.report("condense", error, records=held + len(drained))
             return
         if any(part.digests for part in condensed):  # they carry both
             self._spare_cpu_s = 0.0

@@ -1,34 +1,32 @@
 """Holds what is not a whole step yet, and turns whole steps into spans.
 
-One call condenses every step that has ended since the last one: doing several at once is what
-keeps the cost of a step at some tens of microseconds.
+One call condenses every step that has ended since the last one, each by itself: a step that
+nothing can be made of costs no other, and between two the trainer may have the GIL.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-import numpy as np
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
 
 from argus_otel.condense.detail import detail_rows
-from argus_otel.condense.digests import make_digests
+from argus_otel.condense.digests import make_digest
 from argus_otel.condense.keep import KeepRule
-from argus_otel.condense.steps import Boundary, condense_steps
+from argus_otel.condense.steps import Boundary, condense_step
 from argus_otel.condense.timeline import MAX_EXCEPTION_SPANS, Timeline, exception_span
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
-from argus_otel.wire.digest import MAX_ATTRIBUTE_CHARACTERS, encode_digests
+from argus_otel.wire.digest import MAX_ATTRIBUTE_CHARACTERS, encode_digest
+from argus_otel.wire.events import Events
 from argus_otel.wire.spans import ShapedSpan, Span, SpanRows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Mapping, Sequence
 
     from argus_otel._runtime.faults import FaultLog
-    from argus_otel.condense.steps import CollectiveRows, StepColumns
+    from argus_otel.condense.steps import StepRecord
     from argus_otel.wire.digest import StepDigest
+    from argus_otel.wire.events import Event
     from argus_otel.wire.identity import Group, Identity, UncaughtException
 
 _GROUP_INFO_EVERY: Final = 32
@@ -60,11 +58,11 @@ class Condensed:
     identity: Identity
     digests: list[StepDigest]
     spans: list[Span] = field(default_factory=list)
-    """Digest spans, and timeline spans with attributes of their own."""
+    """Digest spans, and uncaught exceptions."""
     rows: list[SpanRows] = field(default_factory=list)
-    """Timeline and detail spans."""
+    """Detail spans."""
     shaped: list[ShapedSpan] = field(default_factory=list)
-    """Timeline spans of shapes that recur."""
+    """Timeline spans."""
     wait_s: float = 0.0
     """Summed over the steps, for the metric."""
 
@@ -87,126 +85,131 @@ class Condenser:
         self._capacity = capacity
         self._keep = KeepRule(baseline_ratio)
         self._ratio = baseline_ratio
-        self._pending: NDArray[np.void] = np.empty(0, dtype=events.EVENT)
+        self._timeline = Timeline(tables.groups, tables.phase_names)
+        self._pending = Events()
         self._identity: Identity | None = None
         self._before: Boundary | None = None
         self._told_groups: set[int] = set()
-        self._blocks_host: NDArray[np.bool_] = np.empty(0, dtype=bool)
+        self._blocks_host: list[bool] = []
         self._infos: dict[int, str | None] = {}
         self._truncated = False
+        self._next_ordinal = 0
         self.steps_seen = 0
 
     @property
     def held_events(self) -> int:
         """Events of the step that has not ended yet."""
-        return self._pending.size
+        return len(self._pending)
 
     def take(
-        self, drained: NDArray[np.void], *, wall_offset_ns: int, lost: int, costs: Costs
+        self,
+        drained: Events,
+        *,
+        wall_offset_ns: int,
+        lost: int,
+        costs: Costs,
+        pause: Callable[[], None] = lambda: None,
     ) -> list[Condensed]:
         """Condense every step that ended in ``drained`` or before.
 
         Args:
-            drained: Events since the last call, shape [E] of ``events.EVENT``.
+            drained: Events since the last call.
             wall_offset_ns: Unix time minus the events' clock.
             lost: Events that the ring lost just before ``drained``.
             costs: Argus's own, to be shared among these steps.
+            pause: Gives the GIL away; called between steps, and within large ones.
         """
         if lost:
             # What came before the gap is half a step: its counts and sums would be wrong.
-            if self._pending.size:
-                self._faults.report("ring_overflow", records=self._pending.size)
-            self._pending = self._pending[:0]
+            if self._pending:
+                self._faults.report("ring_overflow", records=len(self._pending))
+            self._pending = Events()
             self._truncated = True
             self._resume_after_loss(drained)
-        batch = np.concatenate((self._pending, drained)) if self._pending.size else drained
+        batch = self._pending + drained
         # Whatever goes wrong below, the same events are never tried again.
-        self._pending = self._pending[:0]
+        self._pending = Events()
         condensed: list[Condensed] = []
+        step_ends = batch.places(events.STEP_END)
+        ends = _ends_of_operations(batch)
         begin = 0
-        # Cut at identities, then at the last whole step before each.
-        cuts = np.flatnonzero(batch["kind"] == events.IDENTITY).tolist()
-        for cut in [*cuts, batch.size]:
-            part = batch[begin:cut]
-            ends = np.flatnonzero(part["kind"] == events.STEP_END)
-            if ends.size and self._identity is not None and self._before is not None:
-                whole = part[: ends[-1] + 1]
-                try:
-                    condensed.append(self._condense(whole, self._before, wall_offset_ns, costs))
-                    # Told once, however many parts there are.
-                    costs = replace(costs, self_cpu_s=0.0, drops=0)
-                except Exception as error:  # noqa: BLE001 - these steps are lost, not all later ones
-                    self._lose(error, whole)
-            if ends.size:
-                last = part[ends[-1]]
-                latest_ns = int(part["t0"][ends].max())
+        # Cut at identities, then after each step.
+        for cut in [*batch.places(events.IDENTITY), len(batch)]:
+            part: _Part | None = None
+            places = [place for place in step_ends if begin <= place < cut]
+            if places and self._identity is not None:
+                part = _Part(self._identity, [batch.at(place)[3] for place in places], costs)
+            for nth, place in enumerate(places):
+                whole = batch.part(begin, place + 1)
+                begin = place + 1
+                if part is not None and self._before is not None:
+                    try:
+                        self._add_step(part, nth, whole, self._before, ends, wall_offset_ns, pause)
+                    except Exception as error:  # noqa: BLE001 - this step is lost, not all later ones
+                        self._lose(error, whole)
+                    pause()
+                _, end_ns, _, _, _, cpu_ns, run_delay_ns = whole.at(-1)
                 if self._before is not None:
-                    latest_ns = max(latest_ns, self._before.end_ns)
-                self._before = Boundary(
-                    end_ns=latest_ns, cpu_ns=int(last["c"]), run_delay_ns=int(last["d"])
-                )
-                begin += int(ends[-1]) + 1
-            if cut < batch.size:
+                    end_ns = max(end_ns, self._before.end_ns)
+                self._before = Boundary(end_ns, cpu_ns, run_delay_ns)
+            if part is not None and part.condensed.digests:
+                condensed.append(part.condensed)
+                # Told once, however many parts there are.
+                costs = Costs(self_cpu_s=0.0, drops=0, memory_bytes=costs.memory_bytes)
+            if cut < len(batch):
                 begin = cut + 1
-                started = self._begin_identity(batch[cut], wall_offset_ns)
+                started = self._begin_identity(batch.at(cut), wall_offset_ns)
                 if started is not None:
                     condensed.append(started)
-        self._pending = batch[begin:].copy()
-        if self._pending.size > self._capacity:
+        self._pending = batch.part(begin)
+        if len(self._pending) > self._capacity:
             # No step has ended for a whole ring: this loop has none, or not the kind we see.
-            self._faults.report("step_too_large", records=self._pending.size - self._capacity // 2)
-            self._pending = self._pending[-(self._capacity // 2) :].copy()
+            left = self._capacity // 2
+            self._faults.report("step_too_large", records=len(self._pending) - left)
+            self._pending = self._pending.part(-left)
             self._truncated = True
         return condensed
 
-    def _lose(self, error: Exception, whole: NDArray[np.void]) -> None:
-        """Give up some steps; what they would have told is told again by later ones."""
+    def _lose(self, error: Exception, whole: Events) -> None:
+        """Give up a step; what it would have told is told again by later ones."""
         self._truncated = True
         self._told_groups.clear()
-        self._next_ordinal = int(whole[-1]["a"]) + 1
-        self._faults.report("condense", error, records=whole.size)
+        self._next_ordinal = whole.at(-1)[3] + 1
+        self._faults.report("condense", error, records=len(whole))
 
-    def _resume_after_loss(self, drained: NDArray[np.void]) -> None:
+    def _resume_after_loss(self, drained: Events) -> None:
         """Find out whose events these are, and from when: what said so may be lost too."""
-        begins = drained["a"][drained["kind"] == events.IDENTITY]
-        index = int(begins[0]) - 1 if begins.size else len(self._tables.identities) - 1
-        if index < 0 or not drained.size:
+        begins = drained.of_kind(events.IDENTITY)
+        index = begins[0][3] - 1 if begins else len(self._tables.identities) - 1
+        if index < 0 or not drained:
             return
         if self._identity is not self._tables.identities[index]:
             self._enter_identity(index)
         # The steps in the gap are nobody's: what lies before the first event is not "between".
-        times = drained["t0"][drained["t0"] > 0]
-        if times.size:
-            self._before = Boundary(
-                end_ns=int(times.min()), cpu_ns=events.NONE, run_delay_ns=events.NONE
-            )
+        times_ns = [event[1] for event in drained.unpacked() if event[1] > 0]
+        if times_ns:
+            self._before = Boundary(min(times_ns))
 
     def take_exceptions(self, wall_offset_ns: int) -> tuple[Identity, list[Span]] | None:
         """Exceptions of the step that will never end; for the flush at exit."""
-        rows = self._pending[self._pending["kind"] == events.EXCEPTION]
-        if not rows.size or self._identity is None:
+        raised = self._pending.of_kind(events.EXCEPTION)
+        if not raised or self._identity is None:
             return None
-        spans = [
-            exception_span(
-                self._tables.exceptions[int(row["a"])],
-                self._identity,
-                self._next_ordinal,
-                int(row["t0"]) + wall_offset_ns,
-                place=place,
-            )
-            for place, row in enumerate(rows[:MAX_EXCEPTION_SPANS])
-        ]
-        self._pending = self._pending[self._pending["kind"] != events.EXCEPTION]
-        return self._identity, spans
-
-    def _begin_identity(self, event: np.void, wall_offset_ns: int) -> Condensed | None:
-        identity = self._enter_identity(int(event["a"]))
-        self._before = Boundary(
-            end_ns=int(event["t0"]), cpu_ns=events.NONE, run_delay_ns=events.NONE
+        self._pending = self._pending.without(events.EXCEPTION)
+        return self._identity, self._exception_spans(
+            [(index, time_ns) for _, time_ns, _, index, _, _, _ in raised],
+            self._identity,
+            self._next_ordinal,
+            wall_offset_ns,
         )
-        if int(event["a"]) == 0:
+
+    def _begin_identity(self, event: Event, wall_offset_ns: int) -> Condensed | None:
+        _, time_ns, _, index, _, _, _ = event
+        identity = self._enter_identity(index)
+        self._before = Boundary(time_ns)
+        if index == 0:
             return None  # the process's start: it may never train
-        span = _start_span(identity, int(event["t0"]) + wall_offset_ns)
+        span = _start_span(identity, time_ns + wall_offset_ns)
         return Condensed(identity=identity, digests=[], spans=[span])
 
     def _enter_identity(self, index: int) -> Identity:
@@ -216,117 +219,117 @@ class Condenser:
         self._next_ordinal = 0
         return identity
 
-    _next_ordinal = 0
-
-    def _condense(
-        self, batch: NDArray[np.void], before: Boundary, wall_offset_ns: int, costs: Costs
-    ) -> Condensed:
-        identity = self._identity
-        assert identity is not None  # noqa: S101 - checked by the only caller
+    def _add_step(
+        self,
+        part: _Part,
+        nth: int,
+        batch: Events,
+        before: Boundary,
+        ends: Mapping[int, int],
+        wall_offset_ns: int,
+        pause: Callable[[], None],
+    ) -> None:
+        """Condense a step; either all of it is added to the part, or nothing."""
+        condensed, identity = part.condensed, part.condensed.identity
         groups = self._tables.groups  # only ever grows
-        columns, phases, collectives = condense_steps(batch, before, self._blocks(groups))
-        self.steps_seen += columns.ordinal.size
-        self._next_ordinal = int(columns.ordinal[-1]) + 1
-        exceptions = _exceptions_by_step(batch)
-        keeps = self._decide_keeps(columns, exceptions)
-        digests = make_digests(
-            columns,
-            phases,
-            collectives,
-            identity=identity,
-            groups=groups,
-            group_info=self._group_info(columns, collectives, groups),
-            phase_names=self._tables.phase_names,
-            work=_work_by_step(batch),
-            keeps=keeps,
-            costs=costs,
-            truncated_first=self._truncated,
-            wall_offset_ns=wall_offset_ns,
+        step = condense_step(
+            batch,
+            before,
+            ends=ends,
+            group_blocks_host=self._blocks(groups),
+            rank=identity.rank,
+            pause=pause,
         )
-        self._truncated = False
-        shard = ids.shard_of(identity.rank)
-        traces = [
-            ids.step_trace_id(identity.nonce, identity.attempt, ordinal, shard)
-            for ordinal in columns.ordinal.tolist()
-        ]
-        step_ids = [ids.span_id(trace, ids.RANK_STEP, identity.rank) for trace in traces]
-        timeline = Timeline(
+        keep = self._keep.decide(
             identity,
-            groups,
-            self._tables.phase_names,
-            traces,
-            step_ids,
-            keeps,
-            wall_offset_ns,
+            step.ordinal,
+            (step.end_ns - step.start_ns) * 1e-9,
+            step.longest_gc_ns * 1e-9,
+            exception=bool(step.raised),
         )
-        spans = _digest_spans(digests, traces, step_ids, identity)
-        rows = timeline.rows(phases, collectives, _pauses(batch, columns))
-        for step, raised in exceptions.items():
-            for place, (index, time_ns) in enumerate(raised[:MAX_EXCEPTION_SPANS]):
-                spans.append(
-                    exception_span(
-                        self._tables.exceptions[index],
-                        identity,
-                        int(columns.ordinal[step]),
-                        time_ns + wall_offset_ns,
-                        place=place,
-                    )
-                )
-        if self._detail_spans:
-            rows += detail_rows(
+        digest = make_digest(
+            step,
+            rank=identity.rank,
+            groups=groups,
+            group_info=self._group_info(step, groups),
+            phase_names=self._tables.phase_names,
+            keep=keep,
+            drops=part.drops,
+            self_cpu_s=part.self_cpu_s,
+            memory_bytes=part.memory_bytes,
+            truncated=self._truncated,
+            wall_offset_ns=wall_offset_ns,
+            pause=pause,
+        )
+        trace_id = part.trace_ids[nth]
+        step_id = ids.span_id(trace_id, ids.RANK_STEP, identity.rank)
+        shaped = self._timeline.spans(
+            step,
+            trace_id=trace_id,
+            step_id=step_id,
+            span_ids=part.span_ids(nth),
+            keep=keep,
+            wall_offset_ns=wall_offset_ns,
+            pause=pause,
+        )
+        spans = _digest_spans(digest, trace_id, step_id, identity)
+        if step.raised:
+            spans += self._exception_spans(step.raised, identity, step.ordinal, wall_offset_ns)
+        if keep is not None and self._detail_spans and step.collectives is not None:
+            condensed.rows += detail_rows(
                 identity,
                 groups,
-                columns,
-                collectives,
-                keeps,
-                traces,
+                step.ordinal,
+                step.collectives,
+                keep,
+                trace_id,
                 self._detail_spans,
                 wall_offset_ns,
             )
-        return Condensed(
-            identity=identity,
-            digests=digests,
-            spans=spans,
-            rows=rows,
-            wait_s=float(columns.wait_ns.sum()) * 1e-9,
-        )
+        condensed.digests.append(digest)
+        condensed.spans += spans
+        condensed.shaped += shaped
+        condensed.wait_s += step.wait_ns * 1e-9
+        part.drops = 0  # told
+        self._truncated = False
+        self._next_ordinal = step.ordinal + 1
+        self.steps_seen += 1
 
-    def _blocks(self, groups: Sequence[Group]) -> NDArray[np.bool_]:
-        if self._blocks_host.size < len(groups):
-            self._blocks_host = np.array([group.blocks_host for group in groups], dtype=bool)
-        return self._blocks_host
-
-    def _decide_keeps(
-        self, columns: StepColumns, exceptions: dict[int, list[tuple[int, int]]]
-    ) -> list[str | None]:
-        assert self._identity is not None  # noqa: S101
-        durations_s = ((columns.end_ns - columns.start_ns) * 1e-9).tolist()
-        longest_gc_s = (columns.longest_gc_ns * 1e-9).tolist()
+    def _exception_spans(
+        self,
+        raised: Sequence[tuple[int, int]],
+        identity: Identity,
+        ordinal: int,
+        wall_offset_ns: int,
+    ) -> list[Span]:
         return [
-            self._keep.decide(
-                self._identity,
+            exception_span(
+                self._tables.exceptions[index],
+                identity,
                 ordinal,
-                durations_s[step],
-                longest_gc_s[step],
-                exception=step in exceptions,
+                time_ns + wall_offset_ns,
+                place=place,
             )
-            for step, ordinal in enumerate(columns.ordinal.tolist())
+            for place, (index, time_ns) in enumerate(raised[:MAX_EXCEPTION_SPANS])
         ]
 
-    def _group_info(
-        self, columns: StepColumns, collectives: CollectiveRows, groups: Sequence[Group]
-    ) -> list[tuple[str, ...]]:
-        """For each step, what to tell of the groups that it uses."""
-        told: list[tuple[str, ...]] = []
-        bounds = np.searchsorted(collectives.step, np.arange(columns.ordinal.size + 1))
-        for step, ordinal in enumerate(columns.ordinal.tolist()):
-            used = set(collectives.group[bounds[step] : bounds[step + 1]].tolist())
-            if ordinal % _GROUP_INFO_EVERY:
-                used -= self._told_groups
-            self._told_groups |= used
-            infos = (self._info(index, groups) for index in sorted(used))
-            told.append(tuple(info for info in infos if info is not None))
-        return told
+    def _blocks(self, groups: Sequence[Group]) -> list[bool]:
+        for group in groups[len(self._blocks_host) :]:
+            self._blocks_host.append(group.blocks_host)
+        return self._blocks_host
+
+    def _group_info(self, step: StepRecord, groups: Sequence[Group]) -> tuple[str, ...]:
+        """What to tell of the groups that a step uses."""
+        if step.collectives is None:
+            return ()
+        used = set(step.collectives.operations.groups)
+        if step.ordinal % _GROUP_INFO_EVERY:
+            used -= self._told_groups
+        if not used:
+            return ()
+        self._told_groups |= used
+        infos = [self._info(index, groups) for index in sorted(used)]
+        return tuple([info for info in infos if info is not None])
 
     def _info(self, index: int, groups: Sequence[Group]) -> str | None:
         """What is told of a group; None where a store would cut it, and half would mislead."""
@@ -339,35 +342,36 @@ class Condenser:
         return self._infos[index]
 
 
-def _exceptions_by_step(batch: NDArray[np.void]) -> dict[int, list[tuple[int, int]]]:
-    """Index and time of each uncaught exception, by step."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    where = np.flatnonzero(batch["kind"] == events.EXCEPTION)
-    if where.size:
-        step_E = np.searchsorted(np.flatnonzero(batch["kind"] == events.STEP_END), where)
-        for step, event in zip(step_E.tolist(), batch[where], strict=True):
-            found.setdefault(step, []).append((int(event["a"]), int(event["t0"])))
-    return found
+class _Part:
+    """Steps of one identity in one batch: their ids, and each one's share of the costs."""
+
+    def __init__(self, identity: Identity, ordinals: Sequence[int], costs: Costs) -> None:
+        self.condensed = Condensed(identity=identity, digests=[])
+        self.self_cpu_s = costs.self_cpu_s / len(ordinals)
+        self.drops = costs.drops  # of the first step; 0 once told
+        self.memory_bytes = costs.memory_bytes
+        shard = ids.shard_of(identity.rank)
+        self.trace_ids = [
+            ids.step_trace_id(identity.nonce, identity.attempt, ordinal, shard)
+            for ordinal in ordinals
+        ]
+        # One vectorised pass for all steps; by itself, a step's would cost as much.
+        self._span_ids = ids.span_ids(
+            self.trace_ids, ids.TIMELINE, identity.rank, ids.TIMELINE_SPANS_PER_RANK
+        ).tobytes()
+
+    def span_ids(self, nth: int) -> bytes:
+        """Those of one step's timeline, 8 bytes each."""
+        size = 8 * ids.TIMELINE_SPANS_PER_RANK
+        return self._span_ids[nth * size : nth * size + size]
 
 
-def _work_by_step(batch: NDArray[np.void]) -> dict[int, dict[str, float]]:
-    work: dict[int, dict[str, float]] = {}
-    where = np.flatnonzero(batch["kind"] == events.WORK)
-    if where.size:
-        step_E = np.searchsorted(np.flatnonzero(batch["kind"] == events.STEP_END), where)
-        for step, event in zip(step_E.tolist(), batch[where], strict=True):
-            kinds = work.setdefault(step, {})
-            name = events.WORK_KINDS[int(event["a"])]
-            kinds[name] = kinds.get(name, 0.0) + float(event["b"])
-    return work
-
-
-def _pauses(batch: NDArray[np.void], columns: StepColumns) -> tuple[NDArray[Any], NDArray[Any]]:
-    where = np.flatnonzero(batch["kind"] == events.GC)
-    ends = np.flatnonzero(batch["kind"] == events.STEP_END)
-    step = np.searchsorted(ends, where)
-    inside = batch["t0"][where] >= columns.start_ns[step]
-    return batch[where][inside], step[inside]
+def _ends_of_operations(batch: Events) -> dict[int, int]:
+    """When operations ended, by ``events.operation_key``; the first word on each counts."""
+    ends: dict[int, int] = {}
+    for _, time_ns, _, group, _, _, op_id in batch.of_kind(events.END):
+        ends.setdefault(events.operation_key(group, op_id), time_ns)
+    return ends
 
 
 def _start_span(identity: Identity, time_ns: int) -> Span:
@@ -385,44 +389,38 @@ def _start_span(identity: Identity, time_ns: int) -> Span:
 
 
 def _digest_spans(
-    digests: Sequence[StepDigest],
-    traces: Sequence[bytes],
-    step_ids: Sequence[bytes],
-    identity: Identity,
+    digest: StepDigest, trace_id: bytes, step_id: bytes, identity: Identity
 ) -> list[Span]:
+    root = ids.span_id(trace_id, ids.ROOT, 0)
     spans = []
     # Ranks that share no traces have roots of their own.
     alone = identity.nonce_local or identity.world_size == 1
     root_rank = ids.shard_of(identity.rank) * ids.RANKS_PER_SHARD
-    for digest, trace_id, step_id, attributes in zip(
-        digests, traces, step_ids, encode_digests(digests), strict=True
-    ):
-        root = ids.span_id(trace_id, ids.ROOT, 0)
-        if alone or identity.rank == root_rank:
-            spans.append(
-                Span(
-                    scope=scopes.DIGEST,
-                    name=names.SPAN_TRAIN_STEP,
-                    trace_id=trace_id,
-                    span_id=root,
-                    parent_id=None,
-                    start_ns=digest.start_ns,
-                    end_ns=digest.end_ns,
-                    attributes={names.ARGUS_STEP_ORDINAL: digest.ordinal},
-                )
-            )
+    if alone or identity.rank == root_rank:
         spans.append(
             Span(
                 scope=scopes.DIGEST,
-                name=names.SPAN_RANK_STEP,
+                name=names.SPAN_TRAIN_STEP,
                 trace_id=trace_id,
-                span_id=step_id,
-                parent_id=root,
+                span_id=root,
+                parent_id=None,
                 start_ns=digest.start_ns,
                 end_ns=digest.end_ns,
-                attributes=attributes,
+                attributes={names.ARGUS_STEP_ORDINAL: digest.ordinal},
             )
         )
+    spans.append(
+        Span(
+            scope=scopes.DIGEST,
+            name=names.SPAN_RANK_STEP,
+            trace_id=trace_id,
+            span_id=step_id,
+            parent_id=root,
+            start_ns=digest.start_ns,
+            end_ns=digest.end_ns,
+            attributes=encode_digest(digest),
+        )
+    )
     return spans
 
 

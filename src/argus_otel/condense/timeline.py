@@ -2,27 +2,23 @@
 
 Phases first (folded by name where there are many), then pauses and the collectives: one span
 for each (group, operation, phase), and the slowest few by themselves.
-
-Shape legend: S = steps in the batch; P = phases; C = collectives; N = rows of one kind of span.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
+from argus_otel.condense.operations import folded
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
 from argus_otel.wire.digest import OPS, PHASES
-from argus_otel.wire.spans import Span, SpanRows
+from argus_otel.wire.spans import ShapedSpan, Span, SpanShape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
-    from argus_otel.condense.steps import CollectiveRows, PhaseRows
+    from argus_otel.condense.steps import Collectives, StepRecord
+    from argus_otel.wire.events import Event
     from argus_otel.wire.identity import Group, Identity, UncaughtException
 
 MAX_PHASE_SPANS: Final = 14
@@ -35,304 +31,251 @@ MAX_EXCEPTION_SPANS: Final = 2
 MIN_GC_SPAN_NS: Final = 1_000_000
 """Shorter collections are in the digest's sum and not worth a span."""
 
-_EXCEPTION_ID = 1 << 20  # apart from the vectorised counters of the same step
+_MAX_SHAPES: Final = 512
+
+_EXCEPTION_ID = 1 << 20  # apart from the counters of the same step
+
+_GC = SpanShape(
+    scopes.TIMELINE,
+    names.SPAN_GC,
+    {},
+    ints=(names.ARGUS_GC_GENERATION, names.ARGUS_GC_COLLECTED),
+)
 
 
 class Timeline:
-    """Builds the timeline spans of one batch; ids count up within each step."""
+    """Builds the timeline spans of steps; remembers their shapes.
 
-    def __init__(
-        self,
-        identity: Identity,
-        groups: Sequence[Group],
-        phase_names: Sequence[str],
-        traces: Sequence[bytes],
-        step_ids: Sequence[bytes],
-        keeps: Sequence[str | None],
-        wall_offset_ns: int,
-    ) -> None:
+    Args:
+        groups: The process's table, which only grows.
+        phase_names: Likewise.
+    """
+
+    def __init__(self, groups: Sequence[Group], phase_names: Sequence[str]) -> None:
         self._groups = groups
         self._phase_names = phase_names
-        self._keeps = keeps
-        self._offset = wall_offset_ns
-        self._trace_ids = np.frombuffer(b"".join(traces), dtype=np.uint8).reshape(-1, 16)
-        self._step_ids = np.frombuffer(b"".join(step_ids), dtype="<u8")
-        self._span_ids = ids.span_ids(
-            traces, ids.TIMELINE, identity.rank, ids.TIMELINE_SPANS_PER_RANK
-        )
-        self._used = np.zeros(len(traces), dtype=np.int64)
+        self._shapes: dict[tuple[object, ...], SpanShape] = {}
 
-    def rows(
+    def spans(
         self,
-        phases: PhaseRows,
-        collectives: CollectiveRows,
-        pauses: tuple[NDArray[Any], NDArray[Any]],
-    ) -> list[SpanRows]:
-        """Every timeline span of the batch."""
-        rows = self._phase_rows(phases)
-        rows += self._gc_rows(*pauses)
-        if collectives.step.size:
-            rows += self._collective_rows(collectives)
-        kept = [step for step, keep in enumerate(self._keeps) if keep is not None]
-        for step in set(kept).difference(phases.step.tolist()):
-            self._mark_any(rows, step)
-        return rows
+        step: StepRecord,
+        *,
+        trace_id: bytes,
+        step_id: bytes,
+        span_ids: bytes,
+        keep: str | None,
+        wall_offset_ns: int,
+        pause: Callable[[], None],
+    ) -> list[ShapedSpan]:
+        """Every timeline span of a step.
 
-    def _mark_any(self, rows: list[SpanRows], step: int) -> None:
-        """Put the keep mark on some span of a step that has no phases to bear it."""
-        for index, row in enumerate(rows):
-            mine = np.flatnonzero((row.trace_ids == self._trace_ids[step]).all(axis=1))
-            if mine.size:
-                marked = _pick(row, mine[:1])
-                marked.constants = {**row.constants, names.ARGUS_KEEP: str(self._keeps[step])}
-                others = np.delete(np.arange(row.span_ids.size), mine[0])
-                rows[index : index + 1] = [_pick(row, others)] if others.size else []
-                rows.append(marked)
-                return
+        Args:
+            step: The step.
+            trace_id: Its trace.
+            step_id: The rank's span of it, that these hang below.
+            span_ids: 8 bytes for each of ``ids.TIMELINE_SPANS_PER_RANK`` spans.
+            keep: Why to keep it, or None; the first span says it.
+            wall_offset_ns: Unix time minus the events' clock.
+            pause: Gives the GIL away.
+        """
+        made = _Spans(trace_id, step_id, span_ids, wall_offset_ns)
+        self._add_phases(made, step)
+        if step.longest_gc_ns >= MIN_GC_SPAN_NS:
+            _add_pauses(made, step.pauses)
+        if step.collectives is not None:
+            self._add_collectives(made, step.collectives, slowest=keep is not None, pause=pause)
+        spans = made.spans
+        if keep is not None and spans:
+            spans[0] = spans[0]._replace(shape=self._marked(spans[0].shape, keep))
+        return spans
 
     # -- phases -------------------------------------------------------------------------------
 
-    def _phase_rows(self, phases: PhaseRows) -> list[SpanRows]:
-        if not phases.step.size:
-            return []
-        # Fold by (step, name): a step with few phases has one row a phase all the same.
-        per_step = np.bincount(phases.step, minlength=self._used.size)
-        many = per_step[phases.step] > MAX_PHASE_SPANS
-        width = len(PHASES) + len(self._phase_names) + 1
-        key = phases.step * width + phases.name
-        alone = phases.step.size * width + width + np.arange(phases.step.size)
-        _, first, which = np.unique(
-            np.where(many, key, alone), return_index=True, return_inverse=True
-        )
-        n = first.size
-        count = np.bincount(which, minlength=n)
-        total_ns = np.bincount(which, weights=phases.end_ns - phases.start_ns, minlength=n)
-        end_ns = np.full(n, np.iinfo(np.int64).min)
-        np.maximum.at(end_ns, which, phases.end_ns)
-        order = np.lexsort((phases.start_ns[first], phases.step[first]))
-        step, name = phases.step[first][order], phases.name[first][order]
-        place = _rank_within(step)
-        fits = place < MAX_PHASE_SPANS
-        order, step, name, place = order[fits], step[fits], name[fits], place[fits]
-        start_ns, end_ns, count = phases.start_ns[first][order], end_ns[order], count[order]
-        total_s: NDArray[np.float64] = np.asarray(total_ns[order] * 1e-9, np.float64)
-        span_id = self._take_ids(step, place)
-        # Where a phase is alone under its name, the collectives issued in it hang below it.
-        self._phase_span: dict[tuple[int, int], int] = {}
-        for k, (at, code) in enumerate(zip(step.tolist(), name.tolist(), strict=True)):
-            if (at, code) in self._phase_span:
-                self._phase_span[at, code] = 0
-            else:
-                self._phase_span[at, code] = int(span_id[k])
-        kept = np.array([self._keeps[at] is not None for at in step.tolist()]) & (place == 0)
-        rows: list[SpanRows] = []
-        for code in np.unique(name).tolist():
-            chosen = (name == code) & ~kept
-            if chosen.any():
-                rows.append(self._phase_span_rows(
-                    code, {}, step, start_ns, end_ns, count, total_s, span_id, chosen
-                ))  # fmt: skip
-        for k in np.flatnonzero(kept).tolist():
-            chosen = np.zeros(step.size, dtype=bool)
-            chosen[k] = True
-            keep = {names.ARGUS_KEEP: str(self._keeps[int(step[k])])}
-            rows.append(self._phase_span_rows(
-                int(name[k]), keep, step, start_ns, end_ns, count, total_s, span_id, chosen
-            ))  # fmt: skip
-        return rows
+    def _add_phases(self, made: _Spans, step: StepRecord) -> None:
+        if len(step.phases) > MAX_PHASE_SPANS:
+            self._add_folded_phases(made, step)
+            return
+        parents = made.parents
+        for start_ns, end_ns, code in step.phases:
+            # Where a phase is alone under its name, the collectives issued in it hang below it.
+            alone = code not in parents
+            span_id = made.add(self._phase_shape(code), made.step_id, start_ns, end_ns, ())
+            parents[code] = span_id if alone else made.step_id
 
-    def _phase_span_rows(
-        self,
-        code: int,
-        constants: dict[str, str],
-        step: NDArray[np.int64],
-        start_ns: NDArray[np.int64],
-        end_ns: NDArray[np.int64],
-        count: NDArray[np.int64],
-        total_s: NDArray[np.float64],
-        span_id: NDArray[np.uint64],
-        chosen: NDArray[np.bool_],
-    ) -> SpanRows:
-        folded = bool((count[chosen] > 1).any())
-        name = PHASES[code] if code < len(PHASES) else self._phase_names[code - len(PHASES)]
-        at = step[chosen]
-        return SpanRows(
-            scope=scopes.TIMELINE,
-            name=name,
-            constants=constants,
-            trace_ids=self._trace_ids[at],
-            span_ids=span_id[chosen],
-            parent_ids=self._step_ids[at],
-            start_ns=start_ns[chosen] + self._offset,
-            end_ns=end_ns[chosen] + self._offset,
-            ints={names.ARGUS_FOLD_COUNT: count[chosen]} if folded else {},
-            doubles={names.ARGUS_FOLD_DURATION: total_s[chosen]} if folded else {},
-        )
+    def _add_folded_phases(self, made: _Spans, step: StepRecord) -> None:
+        by_name: dict[int, list[tuple[int, int]]] = {}
+        for start_ns, end_ns, code in step.phases:
+            by_name.setdefault(code, []).append((start_ns, end_ns))
+        order = sorted(by_name, key=lambda code: (by_name[code][0][0], code))
+        for code in order[:MAX_PHASE_SPANS]:
+            rows = by_name[code]
+            end_ns = max([row[1] for row in rows])
+            values: tuple[int | float, ...] = ()
+            if len(rows) > 1:
+                values = (len(rows), sum([end - start for start, end in rows]) * 1e-9)
+            shape = self._phase_shape(code, folded=len(rows) > 1)
+            made.parents[code] = made.add(shape, made.step_id, rows[0][0], end_ns, values)
 
-    # -- pauses -------------------------------------------------------------------------------
-
-    def _gc_rows(self, pauses: NDArray[Any], step: NDArray[np.int64]) -> list[SpanRows]:
-        duration_ns = pauses["t1"] - pauses["t0"]
-        order = np.lexsort((-duration_ns, step))
-        order = order[duration_ns[order] >= MIN_GC_SPAN_NS]
-        place = _rank_within(step[order])
-        order = order[place < MAX_GC_SPANS]
-        if not order.size:
-            return []
-        at = step[order]
-        return [
-            SpanRows(
-                scope=scopes.TIMELINE,
-                name=names.SPAN_GC,
-                constants={},
-                trace_ids=self._trace_ids[at],
-                span_ids=self._take_ids(at, _rank_within(at)),
-                parent_ids=self._step_ids[at],
-                start_ns=pauses["t0"][order] + self._offset,
-                end_ns=pauses["t1"][order] + self._offset,
-                ints={
-                    names.ARGUS_GC_GENERATION: pauses["a"][order],
-                    names.ARGUS_GC_COLLECTED: pauses["b"][order],
-                },
-                doubles={},
+    def _phase_shape(self, code: int, *, folded: bool = False) -> SpanShape:
+        key = (code, folded)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._remember(
+                key,
+                SpanShape(
+                    scopes.TIMELINE,
+                    PHASES[code] if code < len(PHASES) else self._phase_names[code - len(PHASES)],
+                    {},
+                    ints=(names.ARGUS_FOLD_COUNT,) if folded else (),
+                    doubles=(names.ARGUS_FOLD_DURATION,) if folded else (),
+                ),
             )
-        ]
+        return shape
 
     # -- collectives --------------------------------------------------------------------------
 
-    def _collective_rows(self, rows: CollectiveRows) -> list[SpanRows]:
-        known = rows.end_ns != events.NONE
-        finish_ns = np.where(known, np.maximum(rows.end_ns, rows.arrival_ns), rows.arrival_ns)
-        kind = (rows.group * len(OPS) + rows.op) * (len(PHASES) + 1) + rows.phase + 1
-        span = int(kind.max()) + 1
-        _, first, which = np.unique(rows.step * span + kind, return_index=True, return_inverse=True)
-        n = first.size
-        count = np.bincount(which, minlength=n)
-        last_ns = np.full(n, np.iinfo(np.int64).min)
-        np.maximum.at(last_ns, which, finish_ns)
-        size = np.bincount(which, weights=rows.payload_bytes, minlength=n).astype(np.int64)
-        blocked_ns = np.bincount(which, weights=finish_ns - rows.arrival_ns, minlength=n)
-        blocked_s: NDArray[np.float64] = np.asarray(blocked_ns * 1e-9, np.float64)
-        all_known = np.bincount(which, weights=known, minlength=n) == count
+    def _add_collectives(
+        self, made: _Spans, rows: Collectives, *, slowest: bool, pause: Callable[[], None]
+    ) -> None:
+        """One span for each (group, operation, phase), and the slowest few by themselves."""
+        parents, step_id = made.parents, made.step_id
+        arrival_ns, end_ns = rows.arrival_ns, rows.end_ns
+        finish_ns: Sequence[int] = arrival_ns
+        if end_ns is not None:  # not known is far below any arrival
+            finish_ns = list(map(max, arrival_ns, end_ns))
+        folds = folded(rows.operations, rows.phase)
+        pause()
         # The busiest kinds of a step, if there are more kinds than places.
-        order = np.lexsort((-count, rows.step[first]))
-        order = order[_rank_within(rows.step[first][order]) < MAX_FOLDED_SPANS]
-        step = rows.step[first][order]
-        span_id = self._take_ids(step, _rank_within(step))
-        out: list[SpanRows] = []
-        for code in np.unique(kind[first][order]).tolist():
-            pick = np.flatnonzero(kind[first][order] == code)
-            source = order[pick]
-            out.append(
-                self._collective_span_rows(
-                    rows, first[source], step[pick], span_id[pick],
-                    rows.arrival_ns[first[source]], last_ns[source],
-                    ints={
-                        names.ARGUS_COLLECTIVE_COUNT: count[source],
-                        names.ARGUS_COLLECTIVE_SIZE: size[source],
-                        names.ARGUS_COLLECTIVE_SEQ: rows.count[first[source]],
-                    },
-                    doubles={names.ARGUS_FOLD_DURATION: blocked_s[source]},
-                    end_known=bool(all_known[source].all()),
-                )
-            )  # fmt: skip
-        return out + self._slowest_rows(rows, known, finish_ns)
-
-    def _slowest_rows(
-        self, rows: CollectiveRows, known: NDArray[np.bool_], finish_ns: NDArray[np.int64]
-    ) -> list[SpanRows]:
-        """The slowest few whose end is known, in steps that are kept: nobody sees the others."""
-        kept = np.array([keep is not None for keep in self._keeps])
-        candidate = np.flatnonzero(known & kept[rows.step])
-        if not candidate.size:
-            return []
-        duration_ns = finish_ns[candidate] - rows.arrival_ns[candidate]
-        order = candidate[np.lexsort((-duration_ns, rows.step[candidate]))]
-        order = order[_rank_within(rows.step[order]) < MAX_SLOWEST_SPANS]
-        return [
-            self._collective_span_rows(
-                rows, order[k : k + 1], rows.step[order[k : k + 1]],
-                self._take_ids(rows.step[order[k : k + 1]], np.zeros(1, dtype=np.int64)),
-                rows.arrival_ns[order[k : k + 1]], finish_ns[order[k : k + 1]],
-                ints={
-                    names.ARGUS_COLLECTIVE_SIZE: rows.payload_bytes[order[k : k + 1]],
-                    names.ARGUS_COLLECTIVE_SEQ: rows.count[order[k : k + 1]],
-                },
-                doubles={},
-                end_known=True,
+        for group, op, phase, mine in folds[:MAX_FOLDED_SPANS]:
+            first = mine[0]
+            finishes_ns = _picked(finish_ns, mine)
+            blocked_ns, end_known = 0, False
+            if end_ns is not None:
+                blocked_ns = sum(finishes_ns) - sum(_picked(arrival_ns, mine))
+                end_known = events.NONE not in _picked(end_ns, mine)
+            size = sum(_picked(rows.payload_bytes, mine))
+            made.add(
+                self._collective_shape(group, op, phase, end_known, folded=True),
+                parents.get(phase, step_id),
+                arrival_ns[first],
+                max(finishes_ns),
+                (len(mine), size, rows.count[first], blocked_ns * 1e-9),
             )
-            for k in range(order.size)
-        ]  # fmt: skip
+        if not slowest or end_ns is None:  # nobody sees those of steps that are not kept
+            return
+        known = [row for row, over_ns in enumerate(end_ns) if over_ns != events.NONE]
+        known.sort(key=lambda row: arrival_ns[row] - finish_ns[row])
+        kinds = rows.operations
+        for row in known[:MAX_SLOWEST_SPANS]:
+            group, op, phase = kinds.group[row], kinds.op[row], rows.phase[row]
+            made.add(
+                self._collective_shape(group, op, phase, True, folded=False),
+                parents.get(phase, step_id),
+                arrival_ns[row],
+                finish_ns[row],
+                (rows.payload_bytes[row], rows.count[row]),
+            )
 
-    def _collective_span_rows(
+    def _collective_shape(
+        self, group: int, op: int, phase: int, end_known: bool, *, folded: bool
+    ) -> SpanShape:
+        key = (group, op, phase, end_known, folded)
+        shape = self._shapes.get(key)
+        if shape is None:
+            members = self._groups[group]
+            constants: dict[str, str | int | float | bool] = {
+                names.ARGUS_GROUP_KEY: f"{members.key:016x}",
+                names.ARGUS_GROUP_SIZE: len(members.ranks),
+                names.ARGUS_COLLECTIVE_END_KNOWN: end_known,
+            }
+            if phase >= 0:
+                constants[names.ARGUS_PHASE] = PHASES[phase]
+            ints: tuple[str, ...] = (names.ARGUS_COLLECTIVE_SIZE, names.ARGUS_COLLECTIVE_SEQ)
+            if folded:
+                ints = (names.ARGUS_COLLECTIVE_COUNT, *ints)
+            shape = self._remember(
+                key,
+                SpanShape(
+                    scopes.TIMELINE,
+                    OPS[op],
+                    constants,
+                    ints=ints,
+                    doubles=(names.ARGUS_FOLD_DURATION,) if folded else (),
+                ),
+            )
+        return shape
+
+    # -- shapes -------------------------------------------------------------------------------
+
+    def _marked(self, shape: SpanShape, keep: str) -> SpanShape:
+        """The same, saying why the step is to be kept."""
+        key = (shape, keep)
+        marked = self._shapes.get(key)
+        if marked is None:
+            constants = {**shape.constants, names.ARGUS_KEEP: keep}
+            marked = self._remember(
+                key, SpanShape(shape.scope, shape.name, constants, shape.ints, shape.doubles)
+            )
+        return marked
+
+    def _remember(self, key: tuple[object, ...], shape: SpanShape) -> SpanShape:
+        if len(self._shapes) >= _MAX_SHAPES:
+            self._shapes.clear()
+        self._shapes[key] = shape
+        return shape
+
+
+class _Spans:
+    """Spans of one step; their ids count up."""
+
+    __slots__ = ("_ids", "_trace_id", "_wall_offset_ns", "parents", "spans", "step_id")
+
+    def __init__(self, trace_id: bytes, step_id: bytes, ids: bytes, wall_offset_ns: int) -> None:
+        self.step_id = step_id
+        self.spans: list[ShapedSpan] = []
+        self.parents: dict[int, bytes] = {}
+        """What a collective hangs below that was issued in a phase, by the phase."""
+        self._trace_id = trace_id
+        self._ids = ids
+        self._wall_offset_ns = wall_offset_ns
+
+    def add(
         self,
-        rows: CollectiveRows,
-        like: NDArray[np.int64],
-        step: NDArray[np.int64],
-        span_id: NDArray[np.uint64],
-        start_ns: NDArray[np.int64],
-        end_ns: NDArray[np.int64],
-        *,
-        ints: dict[str, NDArray[np.int64]],
-        doubles: dict[str, NDArray[np.float64]],
-        end_known: bool,
-    ) -> SpanRows:
-        group, code = self._groups[int(rows.group[like[0]])], int(rows.phase[like[0]])
-        constants: dict[str, str | int | float | bool] = {
-            names.ARGUS_GROUP_KEY: f"{group.key:016x}",
-            names.ARGUS_GROUP_SIZE: len(group.ranks),
-            names.ARGUS_COLLECTIVE_END_KNOWN: end_known,
-        }
-        if code >= 0:
-            constants[names.ARGUS_PHASE] = PHASES[code]
-        parents = np.array(
-            [self._phase_span.get((at, code), 0) for at in step.tolist()], dtype=np.uint64
+        shape: SpanShape,
+        parent_id: bytes,
+        start_ns: int,
+        end_ns: int,
+        values: tuple[int | float, ...],
+    ) -> bytes:
+        """Put a span at the end, and return its id."""
+        spans, offset_ns = self.spans, self._wall_offset_ns
+        at = 8 * len(spans)
+        span_id = self._ids[at : at + 8]
+        spans.append(
+            ShapedSpan(
+                shape,
+                self._trace_id,
+                span_id,
+                parent_id,
+                start_ns + offset_ns,
+                end_ns + offset_ns,
+                values,
+            )
         )
-        return SpanRows(
-            scope=scopes.TIMELINE,
-            name=OPS[int(rows.op[like[0]])],
-            constants=constants,
-            trace_ids=self._trace_ids[step],
-            span_ids=span_id,
-            parent_ids=np.where(parents > 0, parents, self._step_ids[step]),
-            start_ns=start_ns + self._offset,
-            end_ns=end_ns + self._offset,
-            ints=ints,
-            doubles=doubles,
-        )
-
-    _phase_span: dict[tuple[int, int], int] = {}  # noqa: RUF012 - set by _phase_rows
-
-    def _take_ids(self, step: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """The next ids of each step; ``place`` counts within the step, from 0."""
-        taken: NDArray[np.uint64] = self._span_ids[step, self._used[step] + place]
-        np.maximum.at(self._used, step, self._used[step] + place + 1)
-        return taken
+        return span_id
 
 
-def _pick(row: SpanRows, chosen: NDArray[np.int64]) -> SpanRows:
-    return SpanRows(
-        scope=row.scope,
-        name=row.name,
-        constants=row.constants,
-        trace_ids=row.trace_ids[chosen],
-        span_ids=row.span_ids[chosen],
-        parent_ids=row.parent_ids[chosen],
-        start_ns=row.start_ns[chosen],
-        end_ns=row.end_ns[chosen],
-        ints={name: values[chosen] for name, values in row.ints.items()},
-        doubles={name: values[chosen] for name, values in row.doubles.items()},
-    )
+def _add_pauses(made: _Spans, pauses: Sequence[Event]) -> None:
+    """The longest collections of garbage."""
+    long = [row for row in pauses if row[2] - row[1] >= MIN_GC_SPAN_NS]
+    long.sort(key=lambda row: row[1] - row[2])
+    for _, t0, t1, generation, collected, _, _ in long[:MAX_GC_SPANS]:
+        made.add(_GC, made.step_id, t0, t1, (generation, collected))
 
 
-def _rank_within(group: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, 2 … within each run of equal values of a sorted array."""
-    if not group.size:
-        return np.empty(0, dtype=np.int64)
-    first = np.concatenate(([0], np.flatnonzero(np.diff(group)) + 1))
-    lengths = np.diff(np.append(first, group.size))
-    place: NDArray[np.int64] = np.arange(group.size) - np.repeat(first, lengths)
-    return place
+def _picked(column: Sequence[int], rows: Sequence[int]) -> Sequence[int]:
+    """Some rows, in order; often all."""
+    return column if len(rows) == len(column) else [column[row] for row in rows]
 
 
 def exception_span(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 
 from argus_otel._runtime.faults import FaultLog
@@ -51,6 +51,8 @@ class Job:
     ordinal: int = 0
     counts: int = 0
     faults: FaultLog = field(default_factory=lambda: FaultLog(reraise=True))
+    pauses: int = 0
+    """How often the GIL was given away."""
 
     def __post_init__(self):
         self.condenser = Condenser(
@@ -100,14 +102,18 @@ class Job:
         return self
 
     def take(self, *, lost=0):
-        drained = np.array(self.rows, dtype=events.EVENT)
+        drained = events.Events(b"".join(struct.pack("<8q", *row) for row in self.rows))
         self.rows.clear()
         return self.condenser.take(
             drained,
             wall_offset_ns=0,
             lost=lost,
             costs=Costs(self_cpu_s=0.002, drops=0, memory_bytes=1 << 20),
+            pause=self._count_pause,
         )
+
+    def _count_pause(self):
+        self.pauses += 1
 
     def digests(self, **kwargs):
         return [digest for part in self.take(**kwargs) for digest in part.digests]

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from argus_otel._runtime.faults import FaultLog
-from argus_otel.condense.digests import _sync_shape
+from argus_otel.condense.layout import layout_of
+from argus_otel.condense.operations import remembered_operations
 from argus_otel.wire import events
 from argus_otel.wire.digest import PHASES
 from argus_otel.wire.identity import Group
@@ -21,9 +22,9 @@ def phases_ms(digest):
     return [
         (digest.phases.names[name], start / 1000, duration / 1000)
         for name, start, duration in zip(
-            digest.phases.name.tolist(),
-            digest.phases.start_us.tolist(),
-            digest.phases.duration_us.tolist(),
+            digest.phases.name,
+            digest.phases.start_us,
+            digest.phases.duration_us,
             strict=True,
         )
     ]
@@ -34,7 +35,7 @@ def ms(seconds):
 
 
 def durations_ms(digest):
-    return [None if d < 0 else d / 1000 for d in digest.sync.duration_us.tolist()]
+    return [None if d < 0 else d / 1000 for d in digest.sync.duration_us]
 
 
 def test_the_wait_for_the_batch_belongs_to_the_step(job):
@@ -149,8 +150,9 @@ def test_in_whatever_order_events_come_no_time_is_negative(make_job, rows, at_on
         assert digest.data_wait_s >= 0
         assert digest.gc_s >= 0
         assert digest.busy_s is None or 0 <= digest.busy_s <= digest.step_s
-        assert (digest.phases.duration_us >= 0).all()
-        assert (digest.sync.duration_us >= -1).all()
+        assert all(us >= 0 for us in digest.phases.duration_us)
+        assert all(us >= -1 for us in digest.sync.duration_us)
+    assert all(span.end_ns >= span.start_ns for part in parts for span in part.shaped)
     assert all((row.end_ns >= row.start_ns).all() for part in parts for row in part.rows)
     assert len(ends) - 1 == sum(kind == events.STEP_END for kind, *_ in rows)
 
@@ -200,7 +202,7 @@ def test_ddps_tail_is_not_busy(job):
 
     assert (ms(digest.step_s), ms(digest.busy_s)) == (31, 23)
     assert durations_ms(digest) == [None, None]
-    assert digest.sync.phase.tolist() == [BACKWARD] * 2
+    assert list(digest.sync.phase) == [BACKWARD] * 2
 
 
 def test_ddps_wait_for_buffers_is_not_busy(job):
@@ -277,6 +279,15 @@ def test_a_callback_that_came_late_ends_nothing_after_the_wait_for_it(job):
     assert durations_ms(job.digests()[0]) == [2, 8]
 
 
+def test_a_callback_that_came_after_the_step_ends_its_operation_all_the_same(job):
+    """While both are in one batch."""
+    job.forward(1000, 1010).collective(1012, is_async=True, op_id=2)
+    job.backward(1010, 1020, events.DDP_WAITS).optimizer(1020, 1021)
+    job.end(1021, flags=events.ENDS_CAPTURED).event(events.END, 1022, 0, a=0, d=2)
+
+    assert durations_ms(job.digests()[0]) == [8]
+
+
 def test_waits_and_callbacks_of_a_group_on_a_device_end_nothing(make_job):
     """NCCL's wait is over once the device knows of it; its callback, once it is enqueued."""
     nccl = Group(key=1, description="default_pg", ranks=(0, 1), era=0, blocks_host=False)
@@ -345,8 +356,8 @@ def test_a_receive_from_whoever_comes_first_is_on_no_channel(job):
     (part,) = job.take()
     (digest,) = part.digests
 
-    assert digest.sync.peer.tolist() == [-1, 1]
-    assert digest.sync.channels[:, 1:3].tolist() == [[1, 0]]
+    assert digest.sync.peer == [-1, 1]
+    assert [channel[1:3] for channel in digest.sync.channels] == [(1, 0)]
     assert part.spans
 
 
@@ -361,6 +372,35 @@ def test_steps_that_cannot_be_condensed_cost_no_later_ones(make_job):
     (digest,) = job.digests()
     assert (digest.ordinal, digest.truncated, ms(digest.between_s)) == (1, True, 9)
     assert digest.group_info
+
+
+def test_a_step_that_cannot_be_condensed_costs_no_other_of_its_batch(make_job):
+    """The one before it, and the one after it."""
+    job = make_job(faults=FaultLog())
+    for step in range(3):
+        at = 1000 + 30 * step
+        job.forward(at, at + 10).collective(at + 4, group=7 if step == 1 else 0).end(at + 21)
+
+    digests = job.digests()
+
+    assert [(digest.ordinal, digest.truncated) for digest in digests] == [(0, False), (2, True)]
+    assert job.faults.counts["condense"] == 3
+
+
+def test_the_trainer_may_have_the_gil_after_each_step_and_within_large_ones(make_job):
+    """Five thousand collectives are not worked on in one go."""
+    job = make_job()
+    for step in range(4):
+        job.forward(1000 + 10 * step, 1005 + 10 * step).end(1006 + 10 * step)
+    job.take()
+    small, job.pauses = job.pauses, 0
+    for n in range(5000):
+        job.collective(1040 + n * 0.01, is_async=True)
+    job.end(1100)
+    job.take()
+
+    assert small >= 4
+    assert job.pauses >= 5000 / 500
 
 
 def test_a_group_that_is_too_long_to_tell_is_left_out_and_counted(make_job):
@@ -404,4 +444,5 @@ def test_shapes_of_past_steps_are_not_hoarded(make_job):
         job.end(at + 90)
 
     assert len(job.digests()) == 40
-    assert _sync_shape.cache_info().currsize <= 16
+    assert layout_of.cache_info().currsize <= 32
+    assert remembered_operations.cache_info().currsize <= 16

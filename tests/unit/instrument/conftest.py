@@ -52,7 +52,7 @@ class Traced:
 
 def phases_of(digest: StepDigest) -> list[str]:
     """Names of a digest's phases, in order; without gaps that only a slow machine shows."""
-    names = [digest.phases.names[index] for index in digest.phases.name.tolist()]
+    names = [digest.phases.names[index] for index in digest.phases.name]
     return [name for name in names if name not in {"prepare", "loss"}]
 
 

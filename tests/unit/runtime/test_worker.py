@@ -158,7 +158,7 @@ def test_events_that_nothing_can_be_made_of_are_counted_and_not_tried_again(
         raise ValueError
 
     with monkeypatch.context() as patch:
-        patch.setattr(condenser, "condense_steps", fail)
+        patch.setattr(condenser, "condense_step", fail)
         step(worker, 0)
         assert worker.flush(30)
     step(worker, 1)
