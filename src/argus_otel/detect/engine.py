@@ -99,7 +99,8 @@ def _cannot_start(frame: Frame, detector: Detector) -> Abstention | None:
     def because(code: str, missing: str) -> Abstention:
         return Abstention(detector=detector.id, code=code, steps=steps, missing=missing)
 
-    if frame.steps_seen == 0 and (detector.least_steps or not of_run):
+    stuck_at_once = of_run and not detector.least_steps and frame.whole.heartbeats.num_rows
+    if frame.steps_seen == 0 and not stuck_at_once:
         return because("no_steps", "any step at all; the run has sent none")
     if settled < detector.least_steps and of_run:
         return because("too_few_steps", f"{detector.least_steps} steps; {settled} were seen")
