@@ -147,6 +147,22 @@ def test_columns_in_lists_are_written_like_arrays(phases, sync, pairs, folded):
     assert encode_digests([in_lists]) == encode_digests([digest])
 
 
+def test_operations_are_looked_at_anew_in_every_step():
+    """Though they are nearly always those of the step before; even in the same list."""
+    rows = [(0, 4, 8, -1, 3, 10 * at, -1) for at in range(5)]
+    sync = as_lists(sync_of(rows))
+    sync.phase = tuple(sync.phase)
+    first = encode_digests([digest_of(sync=sync)])
+
+    again = encode_digests([digest_of(sync=sync)])
+    sync.payload_bytes[2] = 16
+    other = encode_digests([digest_of(sync=sync)])
+
+    rows[2] = (0, 4, 16, -1, 3, 20, -1)
+    assert again == first
+    assert other == encode_digests([digest_of(sync=sync_of(rows))])
+
+
 @pytest.mark.parametrize("count", [660, 700, 10_000])
 def test_long_vectors_in_lists_are_folded_like_arrays(count):
     """Above the limit, and just below it."""
