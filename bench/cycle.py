@@ -5,7 +5,8 @@
 Events of a DDP loop (20 all-reduces a step) go through the real worker in batches, as it finds
 them when it wakes: drain, condense, encode, compress; the post goes to an endpoint in another
 process. Stages are timed by wrapping them, in CPU time of the thread; the wrapping costs about a
-microsecond a call. Whole cycles without it are given beside, and alternate with cycles of other
+microsecond a call, and some stages lie within others ("pack digests" within "digest spans", all of
+"condense" within its whole). Whole cycles without it are given beside, and alternate with cycles of other
 batch sizes. The processor's caches are warm here, as they are not in a job: a loop's figure
 (bench/overhead.py) is higher.
 """
@@ -26,7 +27,6 @@ from argus_otel._runtime.clock import monotonic_ns
 from argus_otel._runtime.faults import FaultLog
 from argus_otel.condense.timeline import Timeline
 from argus_otel.encode.meters import Meters
-from argus_otel.encode.templates import SpanTemplate
 from argus_otel.export import Sender, targets_from_environment
 from argus_otel.record.ring import EventRing
 from argus_otel.settings import Settings
@@ -59,10 +59,9 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("condense: groups", condenser_module.Condenser, "_group_info"),
     ("condense: digest spans", condenser_module, "_digest_spans"),
     ("condense, whole", condenser_module.Condenser, "take"),
-    ("encode: digests", worker_module, "encode_span"),
-    ("encode: make templates", SpanTemplate, "__init__"),
-    ("encode: rows", SpanTemplate, "encode"),
-    ("encode: rows, whole", worker_module.Worker, "_encode_rows"),
+    ("encode: digests", worker_module.Worker, "_encode_spans"),
+    ("encode: timeline", worker_module.Worker, "_encode_shaped"),
+    ("encode: detail", worker_module.Worker, "_encode_rows"),
     ("encode: requests", worker_module, "encode_trace_requests"),
     ("meters", Meters, "add"),
     ("memory size", worker_module, "_resident_bytes"),
