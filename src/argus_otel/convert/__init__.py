@@ -1,0 +1,1 @@
+"""Foreign traces to our tables. What a source does not say stays null."""
