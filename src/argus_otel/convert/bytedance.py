@@ -268,7 +268,10 @@ class _Maker:
         self._account.note("payloads are not known and shown as 0 bytes")
         traced = len(self._trace.ranks)
         if traced < self._world:
-            self._account.note(f"{traced} of {self._world} ranks were traced")
+            self._account.note(
+                f"{traced} of {self._world} ranks were traced, one for each stage and place along the "
+                f"data axis: the run is given as one of {traced}"
+            )
 
     def _count_operations(self) -> None:
         """What a step has of each operation at most: own counts go on from step to step."""
@@ -311,7 +314,8 @@ class _Maker:
         rank, stage, dp = (np.array(column) for column in zip(*by_rank, strict=True))
         columns = {
             "rank": rank,
-            "world_size": self._world,
+            # The others were not traced, which is something else than silent.
+            "world_size": rank.size,
             "host": "",
             "dp": dp,
             "pp": stage,

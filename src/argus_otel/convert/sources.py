@@ -51,6 +51,8 @@ class Source:
     """Name inside the archive."""
     size: int
     """Bytes of the file; inside an archive, unpacked."""
+    modified_ns: int
+    """When it was last written, Unix time."""
 
     @property
     def name(self) -> str:
@@ -114,13 +116,13 @@ def list_sources(paths: Sequence[Path], wanted: Callable[[str], bool]) -> list[S
                 if _is_tar(file):
                     found += _members(file, wanted)
                 elif wanted(file.name):
-                    found.append(Source(file, None, file.stat().st_size))
+                    found.append(_source(file))
         elif not path.is_file():
             raise source_error(str(path), "not there", "a file or folder", "Check the path.")
         elif _is_tar(path):
             found += _members(path, wanted)
         else:
-            found.append(Source(path, None, path.stat().st_size))
+            found.append(_source(path))
     if not found:
         named = ", ".join(str(path) for path in paths) or "what was given"
         raise source_error(
@@ -129,13 +131,18 @@ def list_sources(paths: Sequence[Path], wanted: Callable[[str], bool]) -> list[S
     return found
 
 
+def _source(path: Path) -> Source:
+    about = path.stat()
+    return Source(path, None, about.st_size, about.st_mtime_ns)
+
+
 def _members(path: Path, wanted: Callable[[str], bool]) -> Iterable[Source]:
     try:
         with tarfile.open(path) as archive:
             members = [member for member in archive if member.isfile()]
     except DAMAGED as error:
         raise source_error(str(path), f"not readable: {error}", "a tar archive") from error
-    found = [Source(path, member.name, member.size) for member in members]
+    found = [Source(path, member.name, member.size, int(member.mtime * 1e9)) for member in members]
     return sorted((s for s in found if wanted(s.file_name)), key=lambda s: s.name)
 
 
