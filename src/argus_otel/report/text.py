@@ -113,4 +113,6 @@ def _print_silence(console: Console, abstentions: Sequence[Abstention], *, verbo
         steps = some[0].steps
         when = f", {stretch('step', *steps)}" if steps is not None else ""
         code = f" [{some[0].code}]" if verbose else ""
-        console.print(Text(f"not judged: {who}{when}. Needs {missing}.{code}"))
+        text = f"not judged: {who}{when}. Needs {missing}.{code}"
+        for line in textwrap.wrap(text, max(console.width, _NARROWEST), break_on_hyphens=False):
+            console.print(Text(line), soft_wrap=True)

@@ -79,6 +79,8 @@ def title_of(finding: Finding) -> str:
 def place_of(finding: Finding) -> str:
     """``rank 2 on host-a``, ``ranks 8-15 on host-b``, ``all 64 ranks of 8 hosts``."""
     ranks = list(finding.ranks)
+    if not ranks:
+        return "all ranks"
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

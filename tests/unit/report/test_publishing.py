@@ -27,17 +27,19 @@ def judged(tmp_path, write_store):
 
 
 def finding_rows(folder):
-    """The verdicts that the store holds."""
+    """The verdicts on the straggler; other detectors may have something to say as well."""
     store = open_store(str(folder))
     rows = store.spans(store.resolve("latest")).to_pylist()
-    return [row for row in rows if row["name"] == names.SPAN_ARGUS_FINDING]
+    rows = [row for row in rows if row["name"] == names.SPAN_ARGUS_FINDING]
+    causes = [json.loads(row["attributes"])[names.ARGUS_FINDING_CAUSE] for row in rows]
+    return [row for row, cause in zip(rows, causes, strict=True) if cause == "compute_straggler"]
 
 
 def test_a_verdict_lies_under_the_culprits_step_with_error_status(tmp_path, judged):
     """Whoever opens the step sees it there, red."""
     sent = service.publish(judged, open_store(str(tmp_path)), str(tmp_path), endpoint=None)
 
-    assert sent == 1
+    assert sent == len(judged.verdict.diagnosis.findings)
     (row,) = finding_rows(tmp_path)
     attributes = json.loads(row["attributes"])
     trace_id = bytes.fromhex(row["trace_id"])
@@ -51,7 +53,7 @@ def test_a_verdict_lies_under_the_culprits_step_with_error_status(tmp_path, judg
 
 def test_publishing_twice_writes_once(tmp_path, judged):
     """Detectors run every minute; the trace holds one verdict."""
-    for expected in (1, 0):
+    for expected in (len(judged.verdict.diagnosis.findings), 0):
         store = open_store(str(tmp_path))
         assert service.publish(judged, store, str(tmp_path), endpoint=None) == expected
 
@@ -73,10 +75,11 @@ def publish(folder):
 
 def test_a_verdict_that_was_open_is_told_to_have_ended_once(tmp_path, judged, write_store):
     """In the last step that was slow, so that who opens that one sees that it is over."""
-    assert publish(tmp_path) == 1
+    assert publish(tmp_path) > 0
     write_store(tmp_path, later(slow_until=60), from_step=60)
 
-    assert [publish(tmp_path), publish(tmp_path)] == [1, 0]
+    assert publish(tmp_path) > 0
+    assert publish(tmp_path) == 0
 
     opened, ended = sorted(finding_rows(tmp_path), key=lambda row: row["ordinal"])
     (first, last) = (json.loads(row["attributes"]) for row in (opened, ended))
@@ -91,17 +94,21 @@ def test_a_verdict_that_was_open_is_told_to_have_ended_once(tmp_path, judged, wr
 
 def test_a_verdict_that_goes_on_is_not_told_again(tmp_path, judged, write_store):
     """Sixty more slow steps are no news."""
-    assert publish(tmp_path) == 1
+    assert publish(tmp_path) > 0
+    before = finding_rows(tmp_path)
     write_store(tmp_path, later(slow_until=120), from_step=60)
 
-    assert publish(tmp_path) == 0
+    publish(tmp_path)
+
+    assert finding_rows(tmp_path) == before
 
 
 def test_a_verdict_that_had_ended_before_anybody_looked_is_told_once(tmp_path, write_store):
     """In the step that one is sent to, where it began."""
     write_store(tmp_path, later(slow_until=60))
 
-    assert [publish(tmp_path), publish(tmp_path)] == [1, 0]
+    assert publish(tmp_path) > 0
+    assert publish(tmp_path) == 0
 
     (row,) = finding_rows(tmp_path)
     assert json.loads(row["attributes"])[names.ARGUS_FINDING_STATE] == "ended"
@@ -112,10 +119,11 @@ def test_span_ids_follow_from_the_finding(judged):
     """So that a store which takes duplicates can still tell them."""
     findings, steps = judged.verdict.diagnosis.findings, judged.steps
 
-    (first,), (second,) = finding_spans(findings, steps), finding_spans(findings, steps)
+    first, second = finding_spans(findings, steps), finding_spans(findings, steps)
 
-    assert first.span_id == second.span_id
-    assert any(first.span_id)
+    assert [span.span_id for span in first] == [span.span_id for span in second]
+    assert len({span.span_id for span in first}) == len(first) > 0
+    assert all(any(span.span_id) for span in first)
 
 
 def test_an_endpoint_is_posted_to_as_otlp():

@@ -59,7 +59,7 @@ def test_the_text_says_who_since_when_what_it_costs_and_what_to_do(tmp_path, wri
     assert "its 3 peers" in text
     assert "do now" in text
     assert "http://jaeger:16686/trace/" in text
-    assert len(text.splitlines()) < 20
+    assert len(text.partition("not judged")[0].splitlines()) < 30
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
@@ -69,17 +69,17 @@ def test_a_healthy_run_is_said_to_be_so_with_what_that_rests_on(tmp_path, write_
 
     text = text_of(view_of(tmp_path))
 
-    assert text == "No fault found in 50 steps (10 to 59) of 4 ranks (run llama-70b-3).\n"
+    assert text.startswith("No fault found in 50 steps (10 to 59) of 4 ranks (run llama-70b-3).\n")
 
 
 def test_a_run_that_nothing_could_judge_is_not_called_sound(tmp_path, write_store):
-    """Half of the ranks are silent."""
-    write_store(tmp_path, {"ranks": 8, "steps": 60, "missing": [{"ranks": [4, 5, 6, 7]}]})
+    """It has hardly begun."""
+    write_store(tmp_path, {"ranks": 4, "steps": 12})
 
     text = text_of(view_of(tmp_path))
 
-    assert text.startswith("No verdict on 50 steps (10 to 59) of 4 of 8 ranks")
-    assert "only 4 sent any" in text
+    assert text.startswith("No verdict on 2 steps (10 to 11) of 4 ranks")
+    assert "not judged: " in text
 
 
 @pytest.mark.parametrize(
