@@ -6,6 +6,9 @@ twenty of them.
 What belongs to a step is worked out here, not on the training thread. A step begins at the first
 forward with gradients, or at the wait for the batch that this forward works on; what comes
 before, back to the end of the previous step, is ``between`` (evaluation, checkpoints, logging).
+
+One module of this length, since a step's start, phases, collectives and waits follow from one
+another, in this order.
 """
 
 from __future__ import annotations
