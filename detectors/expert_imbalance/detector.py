@@ -1,0 +1,149 @@
+"""Which expert position works longer than the others, in all expert-parallel groups alike.
+
+Shape legend: A = all steps, R = ranks, E = expert positions of one stage.
+"""
+
+from __future__ import annotations
+
+from math import log
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from argus_otel.detect.api import (
+    WARM_UP_STEPS,
+    Diagnosis,
+    Finding,
+    Params,
+    Run,
+    abstain_run,
+    join_numbers,
+    lasting,
+    lowest_mean,
+    luck_of_fastest_quarter,
+    luck_of_slowest,
+    make_run_finding,
+    median_over,
+    own_time,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+_MAD_TO_SIGMA = 1.4826
+
+
+def detect(run: Run, params: Params) -> Diagnosis:
+    """Name each expert position that is slow wherever it is held."""
+    if run.places is None:
+        return abstain_run(run, params, "no_topology", "the expert position of each rank")
+    experts = run.places.get("ep")
+    if experts is None or experts.max(initial=0) == 0:
+        return Diagnosis()  # no expert parallelism
+    work_AR = _compute(run)
+    work_AR[run.ordinals_A < WARM_UP_STEPS] = np.nan
+    if np.isnan(work_AR).all():
+        return abstain_run(run, params, "missing_data", "compute or busy time of each rank")
+    found: list[Finding] = []
+    single = False
+    for stage, held_E in _positions(run, experts):
+        if min(held.size for held in held_E) < 2:
+            single = True
+            continue
+        found += _of_stage(run, params, work_AR, stage, held_E)
+    if not found and single:
+        return abstain_run(
+            run,
+            params,
+            "too_few_replicas",
+            "a second expert-parallel group; with one, a busy expert looks like a slow rank",
+        )
+    return Diagnosis(findings=tuple(found))
+
+
+def _compute(run: Run) -> Floats:
+    """Seconds of compute of each rank in a step: of its passes, or its own time."""
+    if run.passes is None:
+        return own_time(run).copy()
+    took_ARM2 = run.passes.duration_ARM2.astype(np.float64)
+    # The middle micro-batch: pauses of the host fall into the first one.
+    middle: Floats = median_over(took_ARM2, axis=2).sum(axis=-1)
+    return middle
+
+
+def _positions(
+    run: Run, experts: NDArray[np.int64]
+) -> Iterator[tuple[int, list[NDArray[np.int64]]]]:
+    """Each stage (and tensor and context position) with the ranks of each expert position."""
+    places = run.places or {}
+    nothing = np.zeros_like(experts)
+    rest = np.stack([places.get(axis, nothing) for axis in ("pp", "tp", "cp")])
+    for place in np.unique(rest, axis=1).T:
+        here = (rest == place[:, None]).all(axis=0)
+        held = [np.flatnonzero(here & (experts == at)) for at in np.unique(experts[here])]
+        if len(held) > 1:
+            yield int(place[0]), held
+
+
+def _of_stage(
+    run: Run, params: Params, work_AR: Floats, stage: int, held_E: list[NDArray[np.int64]]
+) -> Iterator[Finding]:
+    middle_AE = np.stack([median_over(work_AR[:, held], axis=1) for held in held_E], axis=1)
+    log_AE = np.log(middle_AE)
+    above_AE = log_AE - lowest_mean(log_AE, axis=1)[:, None]
+    # In a single step some position is always lucky; the reference is who is fastest as a rule.
+    above_AE -= lowest_mean(median_over(above_AE, axis=0), axis=0)
+    jump_E = median_over(np.abs(np.diff(above_AE, axis=0)), axis=0)
+    sigma = _MAD_TO_SIGMA * float(median_over(jump_E, axis=0)) / np.sqrt(2)
+    luck = luck_of_slowest(len(held_E)) + luck_of_fastest_quarter(len(held_E))
+    # Over 20 steps, and a median errs by a quarter more than a mean.
+    bar = max(log(params["ratio"]), 1.25 * luck * sigma / np.sqrt(20))
+    known_AE = ~np.isnan(above_AE)
+    over_AE = lasting(np.nan_to_num(above_AE) >= bar, known_AE)
+    for position in np.flatnonzero(over_AE.any(axis=0)).tolist():
+        held, over_A = held_E[position], over_AE[:, position]
+        ratio = float(np.exp(median_over(above_AE[over_A, position], axis=0)))
+        usual_s = float(median_over(middle_AE[over_A, position], axis=0))
+        each_R = median_over(work_AR[over_A][:, held], axis=0) / (usual_s / ratio)
+        if float(lowest_mean(each_R, axis=0)) < ratio ** params["alike"]:
+            continue
+        tokens = run.columns["tokens"][over_A]
+        ranks = join_numbers([int(run.ranks_R[rank]) for rank in held])
+        passes = 1 if run.passes is None else run.passes.chunk_M.size
+        yield make_run_finding(
+            run,
+            params,
+            cause="expert_imbalance",
+            ranks=held.tolist(),
+            over_A=over_A,
+            severity=params.severity(slowdown=ratio) or "info",
+            slowdown=ratio,
+            lost_s=passes * usual_s * (1 - 1 / ratio),
+            summary=f"The experts at position {position} of stage {stage} take {ratio:.2f} times as "
+            f"long as the others, on all ranks that hold them ({ranks}): more tokens go there, "
+            "no node is bad.",
+            evidence={
+                "pattern": "expert",
+                "expert_position": position,
+                "stage": stage,
+                "positions": len(held_E),
+                "replicas": int(held.size),
+                "work_s": round(usual_s, 6),
+                "reference_work_s": round(usual_s / ratio, 6),
+                "tokens_ratio": _tokens_ratio(tokens, held, held_E),
+            },
+        )
+
+
+def _tokens_ratio(
+    tokens_AR: Floats, held: NDArray[np.int64], held_E: list[NDArray[np.int64]]
+) -> float | None:
+    """Tokens of these ranks over those of the middle position; None where not known."""
+    usual_R = median_over(tokens_AR, axis=0)
+    middle = median_over(np.array([median_over(usual_R[one], axis=0) for one in held_E]), axis=0)
+    ratio = float(median_over(usual_R[held], axis=0) / middle)
+    return round(ratio, 3) if np.isfinite(ratio) else None
