@@ -317,6 +317,7 @@ class _Maker:
             # The others were not traced, which is something else than silent.
             "world_size": rank.size,
             "host": "",
+            "gpu": "GPU",  # which one is not said; that it is one is
             "dp": dp,
             "pp": stage,
             "tp": rank % self._tp if self._laid_out else None,
