@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from argus_otel.detect.peers import Peers
+    from argus_otel.detect.replay import Graph
     from argus_otel.detect.run import Run
 
     Floats = NDArray[np.float64]
@@ -67,6 +68,8 @@ class Frame:
     """Each [S, R], NaN unknown: the names in ``run.COLUMNS``."""
     cached: dict[str, Floats] = field(default_factory=dict, repr=False)
     compared: dict[str, list[Excess]] = field(default_factory=dict, repr=False)
+    graphs: dict[tuple[int, ...], Graph | None] = field(default_factory=dict, repr=False)
+    """By the steps that were asked for: findings of the same steps are weighed on one graph."""
 
     @property
     def run(self) -> str:

@@ -1,8 +1,10 @@
 """What the job would gain if one cause were healed: the arbiter of what is worth a warning.
 
 A synchronous step waits for whoever needs longest for what is its own: work, input, garbage
-collection. Healing a cause helps only as far as nobody else is as late. Waiting for a core is left
-out, because on a crowded host it falls on another rank in every step.
+collection. Healing a cause helps only as far as nobody else is as late. Where ranks meet only at the
+end of the step (plain data parallelism), that is the latest one's own time; waiting for a core is
+left out then, because on a crowded host it falls on another rank in every step. Other jobs are
+replayed (``healing``).
 
 Shape legend: S = steps of a finding, R = ranks.
 """
@@ -10,10 +12,12 @@ Shape legend: S = steps of a finding, R = ranks.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+
+from argus_otel.detect.healing import Gain, meets_only_at_the_end, replayed_gain
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,16 +33,6 @@ _KNOWN_SHARE: Final = 0.9
 """Share of ranks whose own time is known, below which the latest one may be unseen."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
-    """What healing one cause gains."""
-
-    share: float
-    """Of the step's time, over all steps of the finding; 0 to 1."""
-    latest_rank: int | None
-    """Who is the latest in most steps after healing; None where it is one of the healed."""
-
-
 def weigh(finding: Finding, frame: Frame) -> Finding:
     """Give a finding the cost that its healing would save, and the severity that goes with it.
 
@@ -46,7 +40,7 @@ def weigh(finding: Finding, frame: Frame) -> Finding:
     keep what their detector said.
     """
     gain = healing_gain(finding, frame)
-    if gain is None:
+    if gain is None or "step_s" not in finding.evidence:
         return finding
     step_s = float(finding.evidence["step_s"])
     # The finding's own numbers are of one window; the share carries over, seconds would not.
@@ -75,7 +69,18 @@ def weigh(finding: Finding, frame: Frame) -> Finding:
 
 
 def healing_gain(finding: Finding, frame: Frame) -> Gain | None:
-    """Replay the finding's steps with its cause healed; None where that cannot be said."""
+    """What the finding's steps gain with its cause healed; None where that cannot be said.
+
+    Where all ranks only ever meet at the end of their step, the latest one's own time says it.
+    Elsewhere, and for causes that own times do not show, the steps are replayed.
+    """
+    plain = meets_only_at_the_end(frame.whole)
+    gain = _gain_of_latest(finding, frame) if plain else None
+    return replayed_gain(finding, frame) if gain is None else gain
+
+
+def _gain_of_latest(finding: Finding, frame: Frame) -> Gain | None:
+    """For plain data parallelism: the gain of the latest rank's own time."""
     in_finding = (frame.ordinals_S >= finding.first_step) & (frame.ordinals_S <= finding.last_step)
     culprits = np.flatnonzero(np.isin(frame.ranks_R, finding.ranks))
     parts = {name: frame.column(name)[in_finding] for name in ("own_work_s", "data_wait_s", "gc_s")}
