@@ -13,7 +13,18 @@ from rich.console import Console
 from argus_otel._runtime.errors import ArgusError
 
 # Module of each command, in the order that help lists them. Each has `register(app)`.
-_COMMANDS = ("run", "demo", "doctor", "runs", "detect", "report", "simulate", "serve", "stack")
+_COMMANDS = (
+    "run",
+    "demo",
+    "doctor",
+    "runs",
+    "detect",
+    "report",
+    "simulate",
+    "detectors",
+    "serve",
+    "stack",
+)
 
 app = typer.Typer(
     name="argus",
