@@ -36,7 +36,13 @@ from argus_otel.convert.conversion import (
     RunName,
 )
 from argus_otel.convert.operations import element_bytes, operation
-from argus_otel.convert.sources import Source, SourceError, list_sources, source_error
+from argus_otel.convert.sources import (
+    Source,
+    SourceError,
+    list_sources,
+    name_of,
+    source_error,
+)
 from argus_otel.tables.schemas import (
     COLLECTIVES,
     EVENTS,
@@ -127,8 +133,7 @@ def convert_flight_recorder(
     if not dumps:
         named = ", ".join(name for name, _ in account.skipped)
         raise source_error(named, "not readable, any of them", _EXPECTED)
-    called = run_id or paths[0].resolve().name.split(".")[0]
-    name = RunName.of(SERVICE, called, sources)
+    name = RunName.of(SERVICE, run_id or name_of(paths), sources)
     maker = _Maker([dumps[rank] for rank in sorted(dumps)], name, account)
     return [Conversion(maker.summary, maker.blocks(), account)]
 

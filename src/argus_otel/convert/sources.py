@@ -131,6 +131,13 @@ def list_sources(paths: Sequence[Path], wanted: Callable[[str], bool]) -> list[S
     return found
 
 
+def name_of(paths: Sequence[Path]) -> str:
+    """What to call what was given: its name, or of several the folder they are in."""
+    first = paths[0].resolve()
+    path = first if len(paths) == 1 else first.parent
+    return path.name.split(".")[0] or path.name or "traces"
+
+
 def _source(path: Path) -> Source:
     about = path.stat()
     return Source(path, None, about.st_size, about.st_mtime_ns)
