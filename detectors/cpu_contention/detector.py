@@ -38,11 +38,11 @@ def detect(window: Window, params: Params) -> Diagnosis:
     others = float(lowest_mean(median_over(share_SR, axis=0), axis=0))
     if others >= params["crowded_share"]:
         return Diagnosis(findings=(_of_all(window, share_SR, params),))
-    over_SR = np.nan_to_num(share_SR) - others >= params["excess_share"]
+    over_SR = np.nan_to_num(share_SR) - others >= params["info_share"]
     recent_SR = over_SR[-int(params["recent_steps"]) :]
     fresh_R = np.count_nonzero(recent_SR, axis=0) >= params["recent_over"]
     middle_R = np.nan_to_num(median_over(share_SR, axis=0)) - others
-    lasting_R = fresh_R & (middle_R >= params["excess_share"])
+    lasting_R = fresh_R & (middle_R >= params["info_share"])
     return Diagnosis(
         findings=tuple(
             _of_some(window, params, share_SR - others, over_SR, ranks)

@@ -38,10 +38,9 @@ def detect(window: Window, params: Params) -> Diagnosis:
     if np.count_nonzero(over_S) < params["pauses"] or cost < params["cost"]:
         return Diagnosis()
 
-    # Each step's loss is charged to the rank that paused longest in it.
-    charged_R = np.bincount(
-        pause_SR.argmax(axis=1)[over_S], weights=lost_S[over_S], minlength=pause_SR.shape[1]
-    )
+    # Each step's loss is shared among the ranks that paused about as long as the longest in it.
+    guilty_SR = pause_SR[over_S] >= 0.5 * longest_S[over_S, None]
+    charged_R = (guilty_SR * (lost_S[over_S] / guilty_SR.sum(axis=1))[:, None]).sum(axis=0)
     by_share = np.argsort(-charged_R, kind="stable")
     enough = np.cumsum(charged_R[by_share]) >= params["main_part"] * charged_R.sum()
     named = by_share[: int(np.argmax(enough)) + 1]

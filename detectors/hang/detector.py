@@ -90,14 +90,18 @@ def _judge(
         )
     else:
         place = max(stuck, key=lambda place: (age_of[place], len(stuck[place])))
-        operations = {
-            beat["op"] for rank in stuck[place] for beat in fresh[rank]
-            if (beat["group"], beat["seq"]) == place
-        }  # fmt: skip
-        if len(operations) > 1:
+        if any(_disagree(fresh, place, ranks) for place, ranks in stuck.items()):
             return []  # the members do not agree on what it is; another detector says so
     waits = _operation(run, fresh, stuck[place], place)
     return [_finding(run, params, fresh, sorted(culprits), stuck, waits, age_of[place])]
+
+
+def _disagree(fresh: dict[int, list[Beat]], place: tuple[int, int], ranks: set[int]) -> bool:
+    operations = {
+        beat["op"] for rank in ranks for beat in fresh[rank]
+        if (beat["group"], beat["seq"]) == place
+    }  # fmt: skip
+    return len(operations) > 1
 
 
 def _members(run: Run) -> dict[int, set[int]]:

@@ -219,13 +219,12 @@ def suppress(findings: Sequence[Finding], explains: Mapping[str, Sequence[str]])
     above: dict[int, int] = {}
     for index, symptom in enumerate(named):
         for other, cause in enumerate(named):
-            if (
-                other not in above
-                and other != index
-                and symptom.cause in explains.get(cause.detector, ())
-                and _overlap(cause, symptom)
-                and _weighs(cause, symptom)
-            ):
+            if other in above or other == index or not _overlap(cause, symptom):
+                continue
+            # What one detector says of a part of the ranks and steps of its own heavier finding.
+            part = cause.cause == symptom.cause and other < index and _as_severe(cause, symptom)
+            explained = symptom.cause in explains.get(cause.detector, ())
+            if part or (explained and _weighs(cause, symptom)):
                 above[index] = other
                 break
     under: dict[int, list[Suppressed]] = {}
@@ -259,24 +258,48 @@ def _overlap(a: Finding, b: Finding) -> bool:
     return in_time and (not a.ranks or bool(b.ranks) and set(b.ranks) <= set(a.ranks))
 
 
+def _as_severe(a: Finding, b: Finding) -> bool:
+    levels = ("info", "warning", "critical")
+    return levels.index(a.severity) >= levels.index(b.severity)
+
+
 def _weighs(cause: Finding, symptom: Finding) -> bool:
     return (cause.cost_gpu_hours or 0.0) >= _EXPLAINED_SHARE * (symptom.cost_gpu_hours or 0.0)
+
+
+def _claimed_s(finding: Finding, findings: Sequence[Finding]) -> float:
+    """Seconds a step that a finding stands for, also where healing it alone would gain less.
+
+    Two culprits hide each other in the what-if; the longer steps are theirs all the same.
+    """
+    lost_s = float(finding.evidence.get("lost_s_per_step", 0.0))
+    beside = any(
+        other is not finding
+        and other.cause != UNEXPLAINED
+        and other.first_step <= finding.last_step
+        and finding.first_step <= other.last_step
+        for other in findings
+    )
+    if not beside:
+        return lost_s
+    step_s = float(finding.evidence.get("step_s", 0.0))
+    return max(lost_s, step_s * (1 - 1 / max(finding.slowdown, 1.0)))
 
 
 def _explaining(regression: Finding, findings: Sequence[Finding]) -> Finding | None:
     """The heaviest of the findings that together account for slower steps; None if they do not.
 
-    They are above information, began no later, and lost half of the time at least.
+    They are above information (or it is none either), began no later, and lost half of the time.
     """
     early = [
         finding
         for finding in findings
-        if finding.severity != "info"
+        if (finding.severity != "info" or regression.severity == "info")
         and finding.cause != UNEXPLAINED
         and finding.first_step <= regression.first_step + _SAME_ONSET_STEPS
         and finding.last_step >= regression.first_step
     ]
-    lost_s = sum(float(finding.evidence.get("lost_s_per_step", 0.0)) for finding in early)
+    lost_s = sum(_claimed_s(finding, findings) for finding in early)
     cost = sum(finding.cost_gpu_hours or 0.0 for finding in early)
     enough = lost_s >= _EXPLAINED_SHARE * float(regression.evidence["lost_s_per_step"])
     enough |= cost >= _EXPLAINED_SHARE * (regression.cost_gpu_hours or 0.0)
