@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import logging
 import os
 import re
@@ -507,7 +508,11 @@ def _scheduler_run_id(environ: Mapping[str, str]) -> str:
         # no person would search by.
         if value and value.lower() != "none" and not _UUID.fullmatch(value):
             return value
-    return time.strftime("run-%Y%m%d-%H%M%S", time.gmtime(_job_start_s(environ)))
+    started = time.strftime("run-%Y%m%d-%H%M%S", time.gmtime(_job_start_s(environ)))
+    # Two jobs may start in one second; their ranks meet at different places.
+    port = environ.get("MASTER_PORT")
+    place = f"{environ.get('MASTER_ADDR', '')}:{port}" if port else f"parent {os.getppid()}"
+    return f"{started}-{hashlib.blake2b(place.encode(), digest_size=2).hexdigest()}"
 
 
 def _job_start_s(environ: Mapping[str, str]) -> float:
