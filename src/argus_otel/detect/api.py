@@ -14,6 +14,7 @@ import numpy as np
 
 from argus_otel.detect.definition import Params
 from argus_otel.detect.frame import WARM_UP_STEPS
+from argus_otel.detect.lateness import Lateness, lateness
 from argus_otel.detect.reference import Comparison, compare
 from argus_otel.detect.run import Event, Group, Passes, Run
 from argus_otel.detect.statistics import (
@@ -26,7 +27,14 @@ from argus_otel.detect.statistics import (
 )
 from argus_otel.detect.transfers import Transfers, transfers
 from argus_otel.detect.window import Window
-from argus_otel.tables.findings import Abstention, Diagnosis, Finding, Onset, Severity
+from argus_otel.tables.findings import (
+    Abstention,
+    Diagnosis,
+    Finding,
+    Onset,
+    Severity,
+    Suppressed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,10 +49,12 @@ __all__ = [
     "Event",
     "Finding",
     "Group",
+    "Lateness",
     "Onset",
     "Params",
     "Passes",
     "Run",
+    "Suppressed",
     "Transfers",
     "Window",
     "abstain",
@@ -56,6 +66,7 @@ __all__ = [
     "join_by_onset",
     "join_numbers",
     "lasting",
+    "lateness",
     "lowest_mean",
     "luck_of_fastest_quarter",
     "luck_of_slowest",

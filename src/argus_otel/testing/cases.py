@@ -7,6 +7,9 @@ slowest rank. Or it names a cluster for the simulator, with what differs from it
 
     simulate: {cluster: ddp-8, noise: 0.04, steps: 60, seed: 3, faults: ["link:rank=3,factor=4"]}
 
+``unknown`` lists columns of the steps that nobody measured; of a simulated run also ``ends`` (of all
+collectives) and ``passes`` (of micro-batches).
+
 Rows of ``events``, ``devices`` and ``heartbeats`` may be added to either: ``rank`` may be
 a list, and ``steps: [first, before]`` (with ``every``) stands for many an ``ordinal``.
 
@@ -41,7 +44,7 @@ from argus_otel.tables.schemas import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -144,7 +147,7 @@ def build_run(data: Mapping[str, Any]) -> RunTables:
     Args:
         data: See the module; ``ranks`` and ``steps``, or ``simulate``, are required.
     """
-    tables = _simulated(data["simulate"]) if "simulate" in data else _described(data)
+    tables = _simulated(data) if "simulate" in data else _described(data)
     more = {
         name: pa.concat_tables([getattr(tables, name), _rows_of(data[name], schema)])
         for name, schema in _ADDED.items()
@@ -220,14 +223,30 @@ def _described(data: Mapping[str, Any]) -> RunTables:
 
 
 def _simulated(data: Mapping[str, Any]) -> RunTables:
-    """The tables of a simulated run, aligned as a store's are."""
-    options = dict(data)
+    """The tables of a simulated run, aligned as a store's are, without what is ``unknown``."""
+    options = dict(data["simulate"])
     cluster = PRESETS[options.pop("cluster")]
     steps, seed = int(options.pop("steps")), int(options.pop("seed", 0))
     faults = options.pop("faults", ())
     cluster = replace(cluster, **options)
     model = Model(cluster, [parse_fault(fault, cluster) for fault in faults], seed)
-    return align(TableMaker(model, RunName.of("case", seed)).whole(steps))
+    tables = align(TableMaker(model, RunName.of("case", seed)).whole(steps))
+    unknown = set(data.get("unknown", ()))
+    if "ends" in unknown:
+        ends = ("duration_s", "min_duration_s")
+        tables = replace(tables, collectives=_without(tables.collectives, ends))
+    if "passes" in unknown:
+        tables = replace(tables, micro_batches=tables.micro_batches.slice(0, 0))
+    return replace(tables, steps=_without(tables.steps, unknown & set(STEPS.names)))
+
+
+def _without(table: pa.Table, names: Collection[str]) -> pa.Table:
+    """A table in which some columns are not known."""
+    for name in names:
+        at = table.schema.get_field_index(name)
+        field = table.schema.field(at)
+        table = table.set_column(at, field, pa.nulls(table.num_rows, field.type))
+    return table
 
 
 def _steps_of(change: Mapping[str, Any], steps: int) -> NDArray[np.int64]:
