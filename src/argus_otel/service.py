@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from argus_otel._runtime.bundled import bundled_path
 from argus_otel.align import align
@@ -21,7 +22,10 @@ from argus_otel.detect.engine import diagnose_run
 from argus_otel.detect.run import COLUMNS, RunBuilder, run_of
 from argus_otel.encode import EncodedSpans, encode_resource, encode_span, encode_trace_requests
 from argus_otel.publish.spans import HttpDestination, finding_spans, steps_of
-from argus_otel.report.view import Heat, RunView
+from argus_otel.report.pictures import Heat, Pictures, StageShare, WhatIfBar, step_picture
+from argus_otel.report.silence import without_verdict
+from argus_otel.report.view import RunView
+from argus_otel.report.wording import counted
 from argus_otel.semconv import names
 from argus_otel.store.opening import local_folder
 from argus_otel.tables.schemas import STEPS
@@ -31,7 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from argus_otel.detect.engine import Verdict
+    from argus_otel.detect.frame import Frame
+    from argus_otel.detect.run import Run
     from argus_otel.publish.spans import Destination
     from argus_otel.store.protocol import Store
     from argus_otel.tables.findings import Finding
@@ -56,7 +64,7 @@ NOTHING: Final = 0
 """Exit code: nothing above info."""
 SOMETHING: Final = 1
 NO_VERDICT: Final = 3
-"""Exit code: every detector abstained."""
+"""Exit code: too little is there to judge by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +82,14 @@ class Judged:
         """What ``argus detect`` returns."""
         if any(finding.severity != "info" for finding in self.verdict.diagnosis.findings):
             return SOMETHING
-        return NO_VERDICT if self.verdict.all_abstained else NOTHING
+        return NO_VERDICT if self.no_verdict else NOTHING
+
+    @property
+    def no_verdict(self) -> bool:
+        """Whether too little is there to judge by: then it is neither sound nor ill."""
+        return self.verdict.all_abstained or without_verdict(
+            self.verdict.diagnosis.abstentions, len(self.verdict.judged)
+        )
 
 
 def judge(
@@ -128,30 +143,146 @@ def _steps_to_look_at(store: Store, run: RunSummary, findings: Sequence[Finding]
     return pa.concat_tables(parts) if parts else STEPS.empty_table()
 
 
-def view_of(judged: Judged, *, ui_url: str | None = None) -> RunView:
-    """What the reports are made from."""
-    frame = judged.verdict.frame
+def view_of(judged: Judged, *, ui_url: str | None = None, store: Store | None = None) -> RunView:
+    """What the reports are made from.
+
+    Args:
+        judged: What was said of the run.
+        ui_url: For links; see ``report.links``.
+        store: Read again for the pictures of the page; None where there need be none.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    verdict = judged.verdict
+    frame = verdict.frame
     settled = frame.ordinals_S.size
-    heat = None
-    if settled and not np.isnan(frame.column("busy_s")).all():
-        heat = Heat(
-            ordinals_S=frame.ordinals_S,
-            ranks_R=frame.ranks_R,
-            ratio_SR=np.exp(frame.excess("own_work_s").log_SR),
-        )
     return RunView(
         run=judged.run,
-        diagnosis=judged.verdict.diagnosis,
+        diagnosis=verdict.diagnosis,
         steps_judged=settled,
         first_step=int(frame.ordinals_S[0]) if settled else None,
         last_step=int(frame.ordinals_S[-1]) if settled else None,
         ranks_seen=int(frame.ranks_R.size),
-        all_abstained=judged.verdict.all_abstained,
+        all_abstained=judged.no_verdict,
         damaged_digests=judged.damaged_digests,
+        traits=_traits(frame.whole),
+        stages={stage: tuple(frame.ranks_R[of].tolist()) for stage, of in _stages(frame.whole)},
+        group_names={
+            str(group.key): f"{group.description} group of {counted(group.members.size, 'rank')}"
+            for group in frame.whole.groups
+        },
         ui_url=ui_url,
-        heat=heat,
-        steps=judged.steps,
+        pictures=None if store is None else _pictures(judged, store),
     )
+
+
+def _stages(run: Run) -> list[tuple[int, NDArray[np.int64]]]:
+    """Pipeline stages with the indices of their ranks; none where there is but one."""
+    stage_R = None if run.places is None else run.places.get("pp")
+    stages = [] if stage_R is None else np.unique(stage_R).tolist()
+    if len(stages) < 2:
+        return []
+    return [(stage, np.flatnonzero(stage_R == stage)) for stage in stages]
+
+
+def _traits(run: Run) -> frozenset[str]:
+    """What the job has; see ``report.silence``."""
+    places = {} if run.places is None else run.places
+    has = {
+        "gpu": bool(run.has_gpu_R.any()),
+        "stages": bool(_stages(run)) or "send" in run.operations.op_L,
+        "experts": bool(places.get("ep", np.zeros(1)).any())
+        or any(op.startswith("all_to_all") for op in run.operations.op_L),
+        "peers of groups": len(run.groups) > 1,
+    }
+    return frozenset(name for name, there in has.items() if there)
+
+
+def _pictures(judged: Judged, store: Store) -> Pictures:
+    frame, findings = judged.verdict.frame, judged.verdict.diagnosis.findings
+    worst = findings[0] if findings else None
+    heat = None
+    if frame.ordinals_S.size and not np.isnan(frame.column("busy_s")).all():
+        heat = Heat(
+            ordinals_S=frame.ordinals_S,
+            ranks_R=frame.ranks_R,
+            hosts_R=frame.hosts_R,
+            stage_R=None if frame.whole.places is None else frame.whole.places.get("pp"),
+            ratio_SR=np.exp(frame.excess("own_work_s").log_SR),
+        )
+    ordinal = _step_to_draw(judged, worst)
+    step = None
+    if ordinal is not None:
+        tables = store.read(judged.run, (ordinal, ordinal + 1))
+        here = judged.steps.filter(pc.field("ordinal") == ordinal)
+        offsets = zip(here["rank"].to_pylist(), here["clock_offset_ns"].to_pylist(), strict=True)
+        step = step_picture(tables, ordinal, worst, {rank: ns or 0 for rank, ns in offsets})
+    stages, since = _stage_shares(frame, worst)
+    step_s = frame.job_step_s
+    return Pictures(
+        heat=heat,
+        step=step,
+        stages=stages,
+        stages_since=since,
+        what_if=_what_if(frame.whole),
+        step_s=float(np.nanmedian(step_s)) if step_s.size and not np.isnan(step_s).all() else None,
+    )
+
+
+def _step_to_draw(judged: Judged, worst: Finding | None) -> int | None:
+    """The step that the worst finding points to, else the longest settled one."""
+    if worst is not None and worst.evidence.get("look_at_step") is not None:
+        return int(worst.evidence["look_at_step"])
+    frame = judged.verdict.frame
+    if frame.ordinals_S.size and not np.isnan(frame.job_step_s).all():
+        return int(frame.ordinals_S[np.nanargmax(frame.job_step_s)])
+    ordinals = frame.whole.ordinals_A
+    return int(ordinals[-1]) if ordinals.size else None
+
+
+_LEAST_STEPS_BEFORE: Final = 5
+
+
+def _stage_shares(frame: Frame, worst: Finding | None) -> tuple[tuple[StageShare, ...], int | None]:
+    """Shares of the step of each pipeline stage, since the worst finding began where there is one."""
+    run, at = frame.whole, frame.index_S
+    stages = _stages(run)
+    if not stages or not at.size:
+        return (), None
+    step_SR = frame.columns["step_s"]
+    wait_SR = np.where(run.operations.known_AR[at], run.operations.wait_AR[at], np.nan)
+    own_SR = frame.columns["busy_s"] / step_SR
+    # What overlaps with own work is no bubble.
+    wait_SR = np.minimum(wait_SR / step_SR, 1 - np.minimum(own_SR, 1))
+    since = None if worst is None else worst.first_step
+    now = frame.ordinals_S >= (since or 0)
+    if np.count_nonzero(~now) < _LEAST_STEPS_BEFORE or not now.any():
+        since, now = None, np.ones(at.size, dtype=bool)
+    shares = []
+    for stage, members in stages:
+        own, waiting = own_SR[:, members], wait_SR[:, members]
+        if np.isnan(own[now]).all() or np.isnan(waiting[now]).all():
+            return (), None
+        before = waiting[~now]
+        shares.append(
+            StageShare(
+                stage=stage,
+                ranks=tuple(frame.ranks_R[members].tolist()),
+                own=float(np.nanmedian(own[now])),
+                waiting=float(np.nanmedian(waiting[now])),
+                waiting_before=None
+                if since is None or np.isnan(before).all()
+                else float(np.nanmedian(before)),
+            )
+        )
+    return tuple(shares), since
+
+
+def _what_if(run: Run) -> tuple[WhatIfBar, ...]:
+    """What each part of the job would give back; empty where its steps cannot be replayed."""
+    del run
+    return ()
 
 
 def default_ui_url(store_url: str) -> str | None:

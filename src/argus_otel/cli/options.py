@@ -37,7 +37,10 @@ DetectorFolders: TypeAlias = Annotated[
 ]
 UiUrl: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="Address of Jaeger's pages, for links: http://jaeger:16686."),
+    typer.Option(
+        help="Where links to traces lead: Jaeger's pages (http://jaeger:16686), Grafana over Tempo "
+        "(grafana+https://HOST?datasource=UID), or any address with {trace_id} in it."
+    ),
 ]
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

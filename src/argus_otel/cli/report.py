@@ -37,10 +37,10 @@ def report(
     detectors: DetectorFolders = None,
     ui_url: UiUrl = None,
 ) -> None:
-    """Write a self-contained HTML page about a run: verdict, heat map, timeline of a step."""
+    """Write a self-contained HTML page about a run: the verdict, and pictures of what it rests on."""
     source, url = opened(store, header)
     judged = service.judge(source, run, since_ns=begin_ns(since), detector_folders=detectors or ())
-    view = service.view_of(judged, ui_url=ui_url or service.default_ui_url(url))
+    view = service.view_of(judged, ui_url=ui_url or service.default_ui_url(url), store=source)
     page = render_html(view)
     try:
         html.write_text(page, encoding="utf-8")

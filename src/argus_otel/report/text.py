@@ -7,27 +7,21 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from argus_otel.report.view import (
-    cost_of,
-    place_of,
-    since_of,
-    title_of,
-    what_was_seen,
-    why_of,
-)
-from argus_otel.report.wording import counted, listed, stretch
+from argus_otel.report.silence import paragraph, unjudged
+from argus_otel.report.view import cost_of, since_of, title_of, what_was_seen, why_of
+from argus_otel.report.wording import counted, stretch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
     from argus_otel.report.view import RunView
-    from argus_otel.tables.findings import Abstention, Finding
+    from argus_otel.tables.findings import Finding
 
 _COLOUR: Final = {"critical": "bold red", "warning": "bold yellow", "info": "bold blue"}
 _INDENT: Final = 11
 _NARROWEST: Final = 30
+_LINES_BESIDE_FINDINGS: Final = 3
+_REASONS: Final = 3
 
 
 def print_view(console: Console, view: RunView, *, verbose: bool = False) -> None:
@@ -41,19 +35,30 @@ def print_view(console: Console, view: RunView, *, verbose: bool = False) -> Non
     findings = view.diagnosis.findings
     name = view.run.run_id or view.run.run[:8]
     seen = what_was_seen(view)
-    if not findings and view.all_abstained:
-        console.print(Text(f"No verdict on {seen} (run {name}).", style="yellow"))
+    if view.all_abstained:
+        console.print(*_wrapped(console, f"No verdict on {seen} (run {name}).", "yellow"))
     elif not findings:
         complete = not view.diagnosis.abstentions
-        nothing = Text(f"No fault found in {seen} (run {name}).", style="green" if complete else "")
-        console.print(nothing)
+        style = "green" if complete else ""
+        console.print(*_wrapped(console, f"No fault found in {seen} (run {name}).", style))
     else:
         faults = counted(len(findings), "fault")
-        console.print(f"{faults} in {seen} (run {name})", markup=False, highlight=False)
+        console.print(*_wrapped(console, f"{faults} in {seen} (run {name})"))
+    if view.all_abstained and not verbose:
+        _print_reasons(console, view)
     for finding in findings:
         console.print()
         _print_finding(console, view, finding, verbose=verbose)
-    _print_silence(console, view.diagnosis.abstentions, verbose=verbose)
+    if verbose:
+        _print_silence(console, view)
+    elif not view.all_abstained:
+        groups = unjudged(view.diagnosis.abstentions, view.traits)
+        lines = _LINES_BESIDE_FINDINGS if findings else 1
+        text = paragraph(groups, width=console.width, lines=lines)
+        if findings and text:
+            console.print()
+        if text:
+            console.print(*_wrapped(console, text, "dim"))
     if view.damaged_digests:
         console.print(
             f"{counted(view.damaged_digests, 'digest')} could not be read: not in the above.",
@@ -61,12 +66,18 @@ def print_view(console: Console, view: RunView, *, verbose: bool = False) -> Non
         )
 
 
+def _wrapped(console: Console, text: str, style: str = "") -> list[Text]:
+    """One paragraph, without the blanks that the console leaves at the ends of lines."""
+    lines = textwrap.wrap(text, max(console.width, _NARROWEST), break_on_hyphens=False)
+    return [Text("\n".join(lines), style=style)]
+
+
 def _print_finding(console: Console, view: RunView, finding: Finding, *, verbose: bool) -> None:
     head = Text()
     head.append(finding.severity.upper(), style=_COLOUR[finding.severity])
-    head.append(f"  {title_of(finding)}: {place_of(finding)}", style="bold")
+    head.append(f"  {title_of(finding)}: {view.place_of(finding)}", style="bold")
     head.append(f", {since_of(finding)}")
-    console.print(head)
+    console.print(head, soft_wrap=True)
 
     _print_row(console, "what", finding.summary)
     _print_row(console, "costs", cost_of(finding))
@@ -74,8 +85,7 @@ def _print_finding(console: Console, view: RunView, finding: Finding, *, verbose
     _print_row(console, "do now", finding.next_step)
     _print_row(console, "look at", _where(view, finding))
     for symptom in finding.suppressed:
-        ranks = listed("rank", list(symptom.ranks[:8]))
-        _print_row(console, "explains", f"{symptom.cause.replace('_', ' ')} on {ranks}")
+        _print_row(console, "explains", view.symptom_of(symptom))
     if verbose:
         _print_row(console, "finding", f"{finding.id} by {finding.detector}")
 
@@ -101,18 +111,19 @@ def _where(view: RunView, finding: Finding) -> str:
     return f"step {step}, rank {finding.evidence.get('look_at_rank')}, trace {trace}"
 
 
-def _print_silence(console: Console, abstentions: Sequence[Abstention], *, verbose: bool) -> None:
-    """What was not judged, grouped by reason: it is not the same as sound."""
-    by_reason: dict[str, list[Abstention]] = {}
-    for abstention in abstentions:
-        by_reason.setdefault(abstention.missing, []).append(abstention)
-    if by_reason:
+def _print_reasons(console: Console, view: RunView) -> None:
+    """Why there is no verdict: what most detectors lack comes first."""
+    for one in unjudged(view.diagnosis.abstentions, view.traits)[:_REASONS]:
+        text = f"Not judged: {one.names_or_count} (needed: {one.missing})."
+        console.print(*_wrapped(console, text))
+
+
+def _print_silence(console: Console, view: RunView) -> None:
+    """Every abstention, grouped by reason."""
+    groups = unjudged(view.diagnosis.abstentions)
+    if groups:
         console.print()
-    for missing, some in by_reason.items():
-        who = ", ".join(sorted({abstention.detector.replace("_", " ") for abstention in some}))
-        steps = some[0].steps
-        when = f", {stretch('step', *steps)}" if steps is not None else ""
-        code = f" [{some[0].code}]" if verbose else ""
-        text = f"not judged: {who}{when}. Needs {missing}.{code}"
-        for line in textwrap.wrap(text, max(console.width, _NARROWEST), break_on_hyphens=False):
-            console.print(Text(line), soft_wrap=True)
+    for one in groups:
+        when = f", {stretch('step', *one.steps)}" if one.steps is not None else ""
+        text = f"not judged: {one.names}{when}. Needs {one.missing}. [{one.code}]"
+        console.print(*_wrapped(console, text))

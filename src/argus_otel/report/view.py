@@ -1,23 +1,22 @@
-"""What a report is made from: the diagnosis, and how much of the run it rests on.
+"""What a report is made from: the diagnosis, and how much of the run it rests on."""
 
-Shape legend: S = steps, R = ranks.
-"""
-
-# ruff: noqa: N815 - fields carry shape suffixes
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from argus_otel.report.links import trace_url
+from argus_otel.report.silence import spoken
 from argus_otel.report.wording import counted
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-    from numpy.typing import NDArray
+    from collections.abc import Mapping, Sequence
 
-    from argus_otel.tables.findings import Diagnosis, Finding
+    from argus_otel.report.pictures import Pictures
+    from argus_otel.tables.findings import Diagnosis, Finding, Suppressed
     from argus_otel.tables.schemas import RunSummary
+
+_TITLES: Final = {"regression_unexplained": "steps slower than before"}
 
 _NOT_A_MEASUREMENT: Final = {
     "look_at_step",
@@ -34,16 +33,6 @@ _NOT_A_MEASUREMENT: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heat:
-    """How long each rank takes for its own part of each step, against its fastest peers."""
-
-    ordinals_S: NDArray[np.int64]
-    ranks_R: NDArray[np.int64]
-    ratio_SR: NDArray[np.float64]
-    """1 is as fast as the fastest quarter of the peers; NaN unknown."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """One run and what is said about it."""
 
@@ -55,32 +44,61 @@ class RunView:
     last_step: int | None
     ranks_seen: int
     all_abstained: bool = False
-    """No detector could judge anything: neither sound nor ill."""
+    """Too little was there to judge by: neither sound nor ill."""
     damaged_digests: int = 0
+    traits: frozenset[str] = frozenset()
+    """What the job has: ``gpu``, ``stages``, ``experts``, ``peers of groups``."""
+    stages: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Pipeline stage → its ranks."""
+    group_names: Mapping[str, str] = field(default_factory=dict)
+    """Key of a process group (as findings have it) → what it is called."""
     ui_url: str | None = None
-    """Address of Jaeger's pages, for links."""
-    heat: Heat | None = None
-    steps: pa.Table | None = None
-    """``tables.STEPS``, for the timeline."""
+    """Address of Jaeger's or Grafana's pages, for links; see ``links``."""
+    pictures: Pictures | None = None
+    """For the HTML page."""
 
     def trace_url(self, finding: Finding) -> str | None:
         """Where to look at the step that a finding points to."""
         trace_id = finding.evidence.get("trace_id")
         if self.ui_url is None or trace_id is None:
             return None
-        return f"{self.ui_url.rstrip('/')}/trace/{trace_id}"
+        return trace_url(self.ui_url, trace_id, self.run.first_ns, self.run.last_ns)
+
+    def place_of(self, finding: Finding) -> str:
+        """``rank 2 on host-a``, ``stage 3 (ranks 24-31)``, ``dp group of 8 ranks``, ``all ranks``."""
+        ranks = finding.ranks
+        if len(ranks) == self.run.world_size > 1:
+            return f"all {len(ranks)} ranks"
+        if ranks:
+            stage = next((s for s, members in self.stages.items() if members == ranks), None)
+            if stage is not None and len(ranks) > 1:
+                return f"stage {stage} ({numbered(ranks)})"
+            return f"{numbered(ranks)}{_on_hosts(finding.hosts)}"
+        if finding.groups:
+            named = [self.group_names.get(key, key) for key in finding.groups[:2]]
+            more = len(finding.groups) - len(named)
+            return ", ".join(named) + (f" and {counted(more, 'more group')}" if more else "")
+        world = self.run.world_size
+        return "the only rank" if world == 1 else f"all {world} ranks"
+
+    def symptom_of(self, symptom: Suppressed) -> str:
+        """``steps slower than before, on all 64 ranks``."""
+        ranks = symptom.ranks
+        if not ranks or len(ranks) == self.run.world_size:
+            world = self.run.world_size
+            where = "on all ranks" if world > 1 and not ranks else f"on {counted(world, 'rank')}"
+        else:
+            where = f"on {numbered(ranks)}"
+        return f"{_TITLES.get(symptom.cause) or spoken(symptom.cause)}, {where}"
 
 
 def title_of(finding: Finding) -> str:
     """The cause as people say it: ``compute straggler``."""
-    return finding.cause.replace("_", " ")
+    return _TITLES.get(finding.cause) or spoken(finding.cause)
 
 
-def place_of(finding: Finding) -> str:
-    """``rank 2 on host-a``, ``ranks 8-15 on host-b``, ``all 64 ranks of 8 hosts``."""
-    ranks = list(finding.ranks)
-    if not ranks:
-        return "all ranks"
+def numbered(ranks: Sequence[int]) -> str:
+    """``rank 2``, ``ranks 8-15, 20``; at most eight stretches."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -90,9 +108,13 @@ def place_of(finding: Finding) -> str:
     numbers = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:8])
     if len(runs) > 8:
         numbers = f"{numbers} … ({len(ranks)} in all)"
-    hosts = finding.hosts
-    where = f" on {', '.join(hosts)}" if len(hosts) <= 2 else f" on {len(hosts)} hosts"
-    return f"rank{'s' if len(ranks) > 1 else ''} {numbers}{where if hosts else ''}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {numbers}"
+
+
+def _on_hosts(hosts: Sequence[str]) -> str:
+    if not hosts:
+        return ""
+    return f" on {', '.join(hosts)}" if len(hosts) <= 2 else f" on {len(hosts)} hosts"
 
 
 def since_of(finding: Finding) -> str:
@@ -107,8 +129,10 @@ def since_of(finding: Finding) -> str:
 def cost_of(finding: Finding) -> str:
     """What it costs, in one sentence."""
     parts = []
+    lost_s = float(finding.evidence.get("lost_s_per_step", 0.0))
+    if lost_s <= 0 and not finding.cost_gpu_hours:
+        return "no time so far"
     if finding.step_slowdown is not None:
-        lost_s = float(finding.evidence.get("lost_s_per_step", 0.0))
         parts.append(
             f"{seconds(lost_s)} of every {seconds(float(finding.evidence.get('step_s', 0.0)))} step "
             f"on all ranks: training runs {finding.step_slowdown:.2f} times as long"

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import typer
@@ -13,6 +14,7 @@ from argus_otel.cli import detect, report
 from argus_otel.report.html import render_html
 from argus_otel.report.text import print_view
 from argus_otel.store.opening import open_store
+from argus_otel.tables.findings import Finding, Onset, Suppressed
 
 SLOW = {
     "ranks": 4,
@@ -59,27 +61,107 @@ def test_the_text_says_who_since_when_what_it_costs_and_what_to_do(tmp_path, wri
     assert "its 3 peers" in text
     assert "do now" in text
     assert "http://jaeger:16686/trace/" in text
-    assert len(text.partition("not judged")[0].splitlines()) < 30
+    assert len(text.splitlines()) < 22
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
 def test_a_healthy_run_is_said_to_be_so_with_what_that_rests_on(tmp_path, write_store):
-    """A number of steps and ranks, not just silence."""
+    """A number of steps and ranks, not just silence; and in one line what was not judged."""
     write_store(tmp_path, HEALTHY)
 
+    sound, silent = text_of(view_of(tmp_path)).splitlines()
+
+    assert sound == "No fault found in 50 steps (10 to 59) of 4 ranks (run llama-70b-3)."
+    assert silent.startswith("Not judged: ")
+    assert "comm regression" in silent
+
+
+def test_what_this_job_cannot_have_is_not_listed_as_unjudged(tmp_path, write_store):
+    """It has no stages, experts or GPUs; whoever wants to know asks with -v, and gets reasons."""
+    write_store(tmp_path, HEALTHY)
+    view = view_of(tmp_path)
+
+    assert "pipeline" not in text_of(view)
+    verbose = text_of(view, verbose=True)
+    assert "pipeline imbalance, steps 0 to 59. Needs the stage of each rank" in verbose
+    assert all(line == line.rstrip() for line in verbose.splitlines())
+
+
+def test_a_run_with_half_of_its_ranks_is_not_called_sound(tmp_path, write_store):
+    """Half of the ranks are silent: that is told, and that the rest says nothing."""
+    write_store(tmp_path, {"ranks": 8, "steps": 60, "missing": [{"ranks": [4, 5, 6, 7]}]})
+
     text = text_of(view_of(tmp_path))
 
-    assert text.startswith("No fault found in 50 steps (10 to 59) of 4 ranks (run llama-70b-3).\n")
+    assert text.startswith("No verdict on 50 steps (10 to 59) of 4 of 8 ranks")
+    assert "only 4 sent any" in text
+    assert "silent rank: ranks 4-7" in text
 
 
-def test_a_run_that_nothing_could_judge_is_not_called_sound(tmp_path, write_store):
-    """It has hardly begun."""
+def test_a_run_that_has_hardly_begun_gets_no_verdict(tmp_path, write_store):
+    """One reason, not one for each detector."""
     write_store(tmp_path, {"ranks": 4, "steps": 12})
 
-    text = text_of(view_of(tmp_path))
+    verdict, reason = text_of(view_of(tmp_path)).splitlines()[:2]
 
-    assert text.startswith("No verdict on 2 steps (10 to 11) of 4 ranks")
-    assert "not judged: " in text
+    assert verdict == "No verdict on 2 steps (10 to 11) of 4 ranks (run llama-70b-3)."
+    assert "20 steps" in reason
+
+
+def finding(**differences):
+    """A finding of nobody in particular."""
+    about = {
+        "detector": "slow_steps",
+        "cause": "regression_unexplained",
+        "ranks": (),
+        "first_step": 30,
+        "last_step": 59,
+        "onset": Onset(step=30, exact=True),
+        "severity": "warning",
+        "slowdown": 1.4,
+        "summary": "Steps take longer.",
+        "next_step": "Look.",
+    }
+    return Finding(**{**about, **differences})
+
+
+@pytest.mark.parametrize(
+    ("differences", "place"),
+    [
+        ({}, "all 32 ranks"),
+        ({"ranks": tuple(range(32))}, "all 32 ranks"),
+        ({"ranks": tuple(range(24, 32))}, "stage 3 (ranks 24-31)"),
+        ({"ranks": (3, 4), "hosts": ("a",)}, "ranks 3-4 on a"),
+        ({"groups": ("77",)}, "dp group of 8 ranks"),
+        ({"groups": ("77", "78", "79")}, "dp group of 8 ranks, 78 and 1 more group"),
+    ],
+    ids=["nobody", "everybody", "a stage", "two ranks", "a group", "groups"],
+)
+def test_a_place_is_named_as_people_name_it(tmp_path, write_store, differences, place):
+    """Nobody to blame is everybody; a stage is a stage and not eight numbers."""
+    write_store(tmp_path, HEALTHY)
+    view = view_of(tmp_path)
+    view = replace(
+        view,
+        run=replace(view.run, world_size=32),
+        stages={3: tuple(range(24, 32))},
+        group_names={"77": "dp group of 8 ranks"},
+    )
+
+    assert view.place_of(finding(**differences)) == place
+
+
+def test_a_symptom_without_ranks_is_one_of_all(tmp_path, write_store):
+    """No dangling "on ranks"."""
+    write_store(tmp_path, HEALTHY)
+    view = view_of(tmp_path)
+
+    said = [
+        view.symptom_of(Suppressed(cause="regression_unexplained", ranks=())),
+        view.symptom_of(Suppressed(cause="gpu_throttled", ranks=(1,))),
+    ]
+
+    assert said == ["steps slower than before, on all ranks", "GPU throttled, on rank 1"]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +222,7 @@ def test_the_page_is_one_file_and_shows_the_verdict(tmp_path, command, write_sto
     assert 'id="heat"' in page
     assert 'id="timeline"' in page
     assert "<script src=" not in page
-    assert "<link" not in page
+    assert '<link rel="stylesheet' not in page
 
 
 def test_a_link_that_is_no_web_address_is_not_made_clickable(tmp_path, write_store):
