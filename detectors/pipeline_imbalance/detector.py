@@ -23,6 +23,7 @@ from argus_otel.detect.api import (
     lowest_mean,
     make_run_finding,
     median_over,
+    name_run_ranks,
     step_growth_s,
 )
 
@@ -101,82 +102,111 @@ def _heavy_stages(
 def _late_passes(
     run: Run, params: Params, passes: Passes, ranks_S: list[NDArray[np.int64]]
 ) -> dict[int, Finding]:
-    excess_ASM2, base_ASM2 = _excess(run, passes, ranks_S)
+    excess_ARM2, base_AR2 = _excess(run, passes)
     step_s = float(median_over(median_over(run.columns["step_s"], axis=1), axis=0))
-    floor = np.maximum((params["late_ratio"] - 1) * base_ASM2, params["late_share"] * step_s)
-    known = ~np.isnan(excess_ASM2)
-    late_ASM2 = lasting(np.where(known, excess_ASM2, 0) >= np.where(known, floor, np.inf), known)
-    size_SM2 = median_over(
-        np.where(late_ASM2.any(axis=(1, 2, 3), keepdims=True), excess_ASM2, np.nan), axis=0
+    # Where lengths vary, passes differ; a late one is beyond what the rank's own passes scatter.
+    scatter_R2 = median_over(
+        np.abs(excess_ARM2).transpose(1, 3, 0, 2).reshape(run.ranks_R.size, 2, -1), axis=-1
     )
+    floor = np.maximum((params["late_ratio"] - 1) * base_AR2, params["late_share"] * step_s)
+    floor = np.maximum(floor, params["late_scatter"] * scatter_R2)[:, :, None]
+    known = ~np.isnan(excess_ARM2)
+    late_ARM2 = lasting(
+        known & (np.nan_to_num(excess_ARM2) >= np.nan_to_num(floor, nan=np.inf)), known
+    )
+    shown_A = np.asarray(late_ARM2.any(axis=(1, 2, 3)))
+    size_RM2 = median_over(excess_ARM2[shown_A], axis=0)
+    late_RM2 = np.asarray(late_ARM2.any(axis=0))
     found = {}
     for stage, ranks in enumerate(ranks_S):
-        elsewhere_M2 = np.nan_to_num(np.delete(size_SM2, stage, axis=0)).max(axis=0, initial=0.0)
-        own_M2 = late_ASM2[:, stage].any(axis=0)
-        own_M2 &= elsewhere_M2 <= params["late_elsewhere"] * np.nan_to_num(size_SM2[stage])
-        if not own_M2.any():
+        late_M2 = np.asarray(late_RM2[ranks].any(axis=0))
+        own_RM2 = np.where(late_RM2[ranks], np.nan_to_num(size_RM2[ranks]), 0.0)
+        others = np.delete(np.arange(run.ranks_R.size), ranks)
+        elsewhere_M2 = np.nan_to_num(median_over(size_RM2[others], axis=0))
+        late_M2 &= elsewhere_M2 <= params["late_elsewhere"] * own_RM2.max(axis=0)
+        if not late_M2.any():
             continue
-        size_M2 = np.where(own_M2, size_SM2[stage], 0.0)
+        size_M2 = np.where(late_M2, own_RM2.max(axis=0), 0.0)
         place, direction = (int(at) for at in np.unravel_index(size_M2.argmax(), size_M2.shape))
-        over_A = late_ASM2[:, stage, place, direction]
-        excess_s, base_s = (
-            float(size_M2.sum()),
-            float(median_over(base_ASM2[over_A][:, stage, place, direction], axis=0)),
+        late = ranks[late_RM2[ranks][:, place, direction]]
+        over_A = np.asarray(late_ARM2[:, late, place, direction].any(axis=1))
+        whole = late.size * 2 > ranks.size
+        base_s = float(
+            median_over(median_over(base_AR2[over_A][:, late, direction], axis=1), axis=0)
         )
-        growth_s = step_growth_s(run, over_A)
-        lost_s = excess_s if growth_s is None else float(np.clip(growth_s, 0.0, excess_s))
-        way = "backward" if direction else "forward"
-        evidence: dict[str, Any] = {
-            "pattern": "late micro-batch",
-            "stage": stage,
-            "micro_batch": int(passes.micro_batch_M[place]),
-            "direction": way,
-            "late_passes": int(own_M2.sum()),
-            "pass_s": round(base_s + float(size_M2.max()), 6),
-            "reference_pass_s": round(base_s, 6),
-            "wait_s_by_stage": _waits(run, ranks_S, over_A),
-        }
-        amplified = _amplification(run, over_A, excess_s * ranks.size)
-        told = ""
-        if amplified is not None:
-            evidence["amplification"] = round(amplified, 2)
-        if amplified is not None and amplified >= 1:
-            told = f" Each second of it costs {amplified:.1f} seconds of waiting on other ranks."
-        found[stage] = _finding(
+        found[stage] = _late_finding(
             run,
             params,
-            ranks,
+            ranks_S,
+            (ranks if whole else late),
             over_A,
-            1 + float(size_M2.max()) / base_s,
-            lost_s,
-            summary=f"The {way} pass of micro-batch {evidence['micro_batch']} on stage {stage} "
-            f"takes {excess_s * 1e3:.0f} ms longer than its others in each step, on all ranks of "
-            f"the stage.{told}",
-            evidence=evidence,
+            {
+                "pattern": "late micro-batch",
+                "stage": stage,
+                "micro_batch": int(passes.micro_batch_M[place]),
+                "direction": "backward" if direction else "forward",
+                "late_passes": int(late_M2.sum()),
+                "pass_s": round(base_s + float(size_M2.max()), 6),
+                "reference_pass_s": round(base_s, 6),
+            },
+            excess_s=float(size_M2.sum()),
+            where="on all ranks of the stage"
+            if whole
+            else f"on {name_run_ranks(run, late.tolist())}",
         )
     return found
 
 
-def _excess(run: Run, passes: Passes, ranks_S: list[NDArray[np.int64]]) -> tuple[Floats, Floats]:
-    """What each pass takes beyond the middle pass of its chunk, and that one; median of a stage."""
+def _late_finding(
+    run: Run,
+    params: Params,
+    ranks_S: list[NDArray[np.int64]],
+    ranks: NDArray[np.int64],
+    over_A: NDArray[np.bool_],
+    evidence: dict[str, Any],
+    *,
+    excess_s: float,
+    where: str,
+) -> Finding:
+    growth_s = step_growth_s(run, over_A)
+    lost_s = excess_s if growth_s is None else float(np.clip(growth_s, 0.0, excess_s))
+    evidence["wait_s_by_stage"] = _waits(run, ranks_S, over_A)
+    amplified = _amplification(run, over_A, excess_s * ranks.size)
+    told = ""
+    if amplified is not None:
+        evidence["amplification"] = round(amplified, 2)
+    if amplified is not None and amplified >= 1:
+        told = f" Each second of it costs {amplified:.1f} seconds of waiting on other ranks."
+    return _finding(
+        run,
+        params,
+        ranks,
+        over_A,
+        evidence["pass_s"] / evidence["reference_pass_s"],
+        lost_s,
+        summary=f"The {evidence['direction']} pass of micro-batch {evidence['micro_batch']} on stage "
+        f"{evidence['stage']} takes {excess_s * 1e3:.0f} ms longer than its others in each step, "
+        f"{where}.{told}",
+        evidence=evidence,
+    )
+
+
+def _excess(run: Run, passes: Passes) -> tuple[Floats, Floats]:
+    """What each pass takes beyond the middle pass of its chunk [A, R, M, 2], and that one [A, R, 2]."""
     columns = run.columns
     # Pauses of the host that are known by name have their own detectors.
     known_AR = np.nan_to_num(columns["gc_s"]) + np.nan_to_num(columns["run_delay_s"])
     known_AR += event_seconds(run, run.events)
-    took = passes.duration_ARM2.astype(np.float64)
-    took[~_settled(run)] = np.nan
-    base = np.empty_like(took)
+    known_AR[np.nan_to_num(device_values(run, "allocator_retries")) > 0] = np.inf
+    over = passes.duration_ARM2.astype(np.float64)
+    over[~_settled(run)] = np.nan
+    bases = []
     for chunk in np.unique(passes.chunk_M):
         mine = passes.chunk_M == chunk
-        base[:, :, mine] = _lower_middle(took[:, :, mine], axis=2)[:, :, None]
-    over = took - base
-    retried_AR = np.nan_to_num(device_values(run, "allocator_retries")) > 0
-    known_AR[retried_AR] = np.inf
+        bases.append(_lower_middle(over[:, :, mine], axis=2))
+        over[:, :, mine] -= bases[-1][:, :, None]
     over = np.where(over > 0, np.maximum(over - known_AR[:, :, None, None], 0.0), over)
-    return (
-        np.stack([median_over(over[:, ranks], axis=1) for ranks in ranks_S], axis=1),
-        np.stack([median_over(base[:, ranks], axis=1) for ranks in ranks_S], axis=1),
-    )
+    return over, np.mean(bases, axis=0)
 
 
 def _amplification(run: Run, over_A: NDArray[np.bool_], excess_s: float) -> float | None:
