@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from argus_otel.detect.ideal import lane_types, pass_totals
-from argus_otel.detect.replay import build_graph, critical_time, step_times
+from argus_otel.detect.replay import build_graph, critical_time, periods
 from argus_otel.detect.statistics import median_over
 
 if TYPE_CHECKING:
@@ -96,14 +96,14 @@ def replayed_gain(finding: Finding, frame: Frame) -> Gain | None:
     if case is None:
         return None
     graph = case.graph
-    before = step_times(graph)[case.in_S]
+    before = periods(graph)[case.in_S]
     measured = graph.measured_S[case.in_S]
     if abs(float(median_over(before / measured, axis=0)) - 1) > _FAITHFUL:
         return None
     healed = heal(case)
     if healed is None:
         return None
-    after = step_times(graph, healed)[case.in_S]
+    after = periods(graph, healed)[case.in_S]
     lasting = finding.evidence.get("pattern") in ("lasting", "all ranks")
     # A cause that comes and goes is in some steps only: its gain is a part of the mean.
     usual: Callable[[Floats], np.float64] = np.median if lasting else np.mean

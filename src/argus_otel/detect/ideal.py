@@ -202,7 +202,7 @@ def nodes_of(run: Run, graph: Graph, in_R: Bools) -> Bools:
 
 def what_if_table(
     run: Run, ordinals: Ints | None = None, *, gaps: bool | None = None
-) -> tuple[Ideal, list[WhatIf]] | None:
+) -> list[WhatIf]:
     """What each part of the job costs: its slowest workers, each stage, communication, compute.
 
     Args:
@@ -211,11 +211,18 @@ def what_if_table(
         gaps: See ``replay.build_graph``.
 
     Returns:
-        The ideal, and the parts in the order of the list above; None where nothing can be replayed.
+        The parts in the order of the list above, overlapping: shares do not add up to 1. Empty
+        where nothing can be replayed.
+
+    Cost:
+        Below a second for 512 ranks; 4 s for 12,960 ranks in 16 steps, on one core.
     """
     ideal = ideal_of(run, ordinals, gaps=gaps)
-    if ideal is None:
-        return None
+    return [] if ideal is None else parts_of(run, ideal)
+
+
+def parts_of(run: Run, ideal: Ideal) -> list[WhatIf]:
+    """The table of an ideal that is at hand."""
     graph = ideal.graph
     worst = slowest_workers(run, ideal)
     numbers = run.ranks_R[worst].tolist()
@@ -232,7 +239,7 @@ def what_if_table(
     is_lane = graph.lane_N >= 0
     rows.append(ideal.heal(is_lane, "all communication at its median"))
     rows.append(ideal.heal(~is_lane, "all compute at its mean"))
-    return ideal, rows
+    return rows
 
 
 def ideal_of(run: Run, ordinals: Ints | None = None, *, gaps: bool | None = None) -> Ideal | None:

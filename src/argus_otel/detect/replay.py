@@ -6,7 +6,7 @@ it waits for. A *lane* (a collective of a group, a transfer between two ranks) e
 time after the last member came to it and after the lane before it on the same group. Times are
 sums along the longest path, so that all steps and all nodes of one level are worked out at once.
 
-Every step starts at 0 on all ranks; own time includes what lay between the steps.
+Own time includes what lay between the steps. Each step is replayed by itself, after one like it.
 
 Shape legend: N = nodes, ascending by level, S = steps, E = edges, J = marks of a rank, R = ranks,
 G = ranks of one kind, L = lanes.
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _LARGEST: Final = 60_000_000
 """Numbers in one array of weights (nodes times steps), half a gigabyte; steps beyond are left out."""
+_ENDS_KNOWN: Final = 0.8
+"""Share of operations whose end is known, below which waiting cannot be told from work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,8 @@ class Graph:
     """First node of each level, and the number of nodes; the first level waits for nothing."""
     ends_R: Ints
     """Node of the end of the step of each rank that is in the graph."""
+    begins_R: Ints
+    """Node of the first mark of each of those ranks."""
     measured_S: Floats
     """Seconds of each step as its ranks measured it, from step to step: median over ranks."""
 
@@ -97,8 +101,8 @@ def build_graph(run: Run, ordinals: Ints, *, gaps: bool | None = None) -> Graph 
             cannot be told from waiting for something that nobody recorded.
 
     Returns:
-        None where there is nothing to replay: no collectives, no step times, or an order that
-        contradicts itself.
+        None where there is nothing to replay: no collectives, no step times, ends that are not
+        known, or an order that contradicts itself.
 
     Cost:
         A second for 512 ranks with a pipeline and 20 steps; seconds for 12,960 ranks and 4 steps.
@@ -109,7 +113,7 @@ def build_graph(run: Run, ordinals: Ints, *, gaps: bool | None = None) -> Graph 
     kept = _as_many_as_fit(run, kept[known])
     steps_S = np.searchsorted(run.ordinals_A, kept)
     pairs = read_pairs(run, kept)
-    if pairs is None:
+    if pairs is None or _ends_known(pairs) < _ENDS_KNOWN:
         return None
     if gaps is None:
         busy = np.count_nonzero(~np.isnan(run.columns["busy_s"][steps_S]))
@@ -121,17 +125,22 @@ def build_graph(run: Run, ordinals: Ints, *, gaps: bool | None = None) -> Graph 
     )
 
 
-def replay(graph: Graph, weight_NS: Floats | None = None) -> Floats:
+def replay(graph: Graph, weight_NS: Floats | None = None, begin_RS: Floats | None = None) -> Floats:
     """When every node is over, in seconds since the start of its step [N, S].
 
     Args:
         graph: Who waits for what.
         weight_NS: What everything takes; as measured by default.
+        begin_RS: When each rank begins the step, in the order of ``graph.ends_R``; all at 0 by
+            default.
     """
     weight = graph.weight_NS if weight_NS is None else weight_NS
     over = np.empty_like(weight)
     bounds = graph.levels.tolist()
     over[: bounds[1]] = weight[: bounds[1]]
+    if begin_RS is not None:
+        # A first mark waits for nothing: what a rank waits for, it has begun before.
+        over[graph.begins_R] += begin_RS
     for low, high in pairwise(bounds[1:]):
         begin, end = graph.first_N[low], graph.first_N[high]
         before = over[graph.before_E[begin:end]]
@@ -141,9 +150,22 @@ def replay(graph: Graph, weight_NS: Floats | None = None) -> Floats:
 
 
 def step_times(graph: Graph, weight_NS: Floats | None = None) -> Floats:
-    """Seconds that each step takes [S], from its start to the last rank's end."""
+    """Seconds that each step takes [S], from all ranks' start to the last rank's end."""
     longest: Floats = replay(graph, weight_NS)[graph.ends_R].max(axis=0)
     return longest
+
+
+def periods(graph: Graph, weight_NS: Floats | None = None) -> Floats:
+    """Seconds from one step to the next [S], were every step like this one.
+
+    Ranks need not end a step together: whoever is done goes on, so that what is late at the end of
+    one rank's step may be made good while others fill the pipeline of the next. It is the step that
+    follows that shows it.
+    """
+    first = replay(graph, weight_NS)[graph.ends_R]
+    second = replay(graph, weight_NS, first)[graph.ends_R]
+    period: Floats = second.max(axis=0) - first.max(axis=0)
+    return period
 
 
 def critical_time(graph: Graph, weight_NS: Floats) -> tuple[Floats, Floats]:
@@ -184,6 +206,11 @@ def _as_many_as_fit(run: Run, kept: Ints) -> Ints:
         return kept
     some: Ints = kept[np.unique(np.linspace(0, kept.size - 1, fit).astype(int))]
     return some
+
+
+def _ends_known(pairs: Pairs) -> float:
+    begun = ~np.isnan(pairs.arrival_SC)
+    return float((~np.isnan(pairs.duration_SC) & begun).sum() / max(begun.sum(), 1))
 
 
 def _lane_before(run: Run, pairs: Pairs) -> Ints:
@@ -300,6 +327,7 @@ def _join(
         first_N=np.concatenate([[0], np.cumsum(count)]),
         levels=np.concatenate([[0], np.cumsum(np.bincount(level_N))]),
         ends_R=np.concatenate([kind.nodes_GJ[:, -1] for kind in kinds]),
+        begins_R=np.concatenate([kind.nodes_GJ[:, 0] for kind in kinds]),
         measured_S=median_over(step_s, axis=1),
     )
 
