@@ -73,7 +73,7 @@ def draw(design: Mapping[str, Any], *, quick: bool = False) -> list[Drawn]:
 
 def _all(design: Mapping[str, Any]) -> Iterator[Drawn]:
     for name, row in design["sized"].items():
-        for size in design["sizes"]:
+        for size in row.get("sizes", design["sizes"]):
             for noise in design["noise"]:
                 for repeat in range(row["repeats"]):
                     yield _faulty(design, name, row, float(size), noise, repeat)
@@ -120,6 +120,8 @@ def _faulty(
         expert=_expert(cluster, random),
         size=size,
         delta_s=round(delta_s, 6),
+        gap_s=round(delta_s / 50, 8),
+        pass_s=round(((size or 1.0) - 1) * (cluster.forward_s + cluster.backward_s), 6),
     )
     fault += f"{',' if ':' in fault else ':'}from={onset}"
     return Drawn(

@@ -166,8 +166,9 @@ class Cluster:
 
 
 _PRESETS: Final = (
-    Cluster(name="ddp-2", dp=2, ranks_per_host=2, gpu=False, noise=0.01, buckets=2),
-    Cluster(name="ddp-8", dp=8, gpu=False),
+    Cluster(name="cpu-4", dp=4, ranks_per_host=4, gpu=False),
+    Cluster(name="ddp-2", dp=2, ranks_per_host=2, buckets=2),
+    Cluster(name="ddp-8", dp=8),
     Cluster(name="ddp-64", dp=64),
     Cluster(name="fsdp-64", dp=64, sharding="fsdp", buckets=6, launch_ahead_s=0.010),
     Cluster(name="hsdp-64", dp=64, sharding="hsdp", buckets=4, launch_ahead_s=0.010),
