@@ -38,6 +38,9 @@ def detect(window: Window, params: Params) -> Diagnosis:
     others = float(lowest_mean(median_over(share_SR, axis=0), axis=0))
     if others >= params["crowded_share"]:
         return Diagnosis(findings=(_of_all(window, share_SR, params),))
+    run_SR = window.frame.column("run_delay_s") / window.frame.job_step_s[:, None]
+    ever = float(lowest_mean(median_over(run_SR, axis=0), axis=0))
+    busy_host = max(others, float(np.nan_to_num(ever))) >= params["shared_share"]
     over_SR = np.nan_to_num(share_SR) - others >= params["info_share"]
     recent_SR = over_SR[-int(params["recent_steps"]) :]
     fresh_R = np.count_nonzero(recent_SR, axis=0) >= params["recent_over"]
@@ -45,7 +48,7 @@ def detect(window: Window, params: Params) -> Diagnosis:
     lasting_R = fresh_R & (middle_R >= params["info_share"])
     return Diagnosis(
         findings=tuple(
-            _of_some(window, params, share_SR - others, over_SR, ranks)
+            _of_some(window, params, share_SR - others, over_SR, ranks, busy_host=busy_host)
             for ranks in _places(window, lasting_R, known_R)
         )
     )
@@ -68,7 +71,7 @@ def _places(
 
 def _of_some(
     window: Window, params: Params, excess_SR: NDArray[np.float64],
-    over_SR: NDArray[np.bool_], ranks: list[int],
+    over_SR: NDArray[np.bool_], ranks: list[int], *, busy_host: bool,
 ) -> Finding:  # fmt: skip
     over_S = np.count_nonzero(over_SR[:, ranks], axis=1) * 2 >= len(ranks)
     share = min(float(median_over(excess_SR[over_S][:, ranks].max(axis=1), axis=0)), 0.99)
@@ -91,7 +94,7 @@ def _of_some(
         lasting=True,
         severity=params.severity(
             gpu_share=share if has_gpu and not hidden else 0.0,
-            cpu_share=0.0 if has_gpu else share,
+            cpu_share=0.0 if has_gpu or busy_host else share,
         ) or "info",
         slowdown=1 / max(1 - share, 0.01),
         lost_s=0.0 if hidden else share * step_s,

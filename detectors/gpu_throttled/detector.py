@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _HARMLESS = {"idle", "gpu_idle", "applications_clocks_setting", "applications_clocks", "none"}
 """Reasons that NVML reports of a device that is well."""
 
+_FEW_STEPS = 5
+"""Fewer do not say what is usual."""
+
 
 def detect(run: Run, params: Params) -> Diagnosis:
     """Name the ranks whose devices hold them up."""
@@ -104,6 +107,12 @@ def _finding(
     slow_R = _slowness(run, over_A, own_AR, widely=widely)[ranks]
     clock = float(median_over(clock_AR[:, ranks][low_AR[:, ranks]], axis=0))
     slowdown = float(np.nanmax(np.append(slow_R, 1.0)))
+    alone = not widely and slowdown < params["ratio"] and _without_reference(run, ranks, low_AR)
+    if alone:
+        # Whoever does the same work is throttled too, and always was: the clock is all there is.
+        well = float(median_over(clock_AR[:, ~low_AR.any(axis=0)].ravel(), axis=0))
+        slow_R = well / median_over(np.where(low_AR, clock_AR, np.nan)[:, ranks], axis=0)
+        slowdown = float(np.nanmax(np.append(slow_R, 1.0)))
     slow = slowdown >= params["ratio"]
     if not slow and clock >= params["own_clock"]:
         return None
@@ -115,7 +124,7 @@ def _finding(
         who = f"{len(ranks)} of {run.ranks_R.size} GPUs run at {clock:.0%} of their clocks"
     else:
         who = f"{name_run_ranks(run, sorted(ranks))}: the GPU runs at {clock:.0%} of its clock"
-    against = "before" if widely else "its peers'"
+    against = "before" if widely else "as long as others' by the clock" if alone else "its peers'"
     effect = (
         f"its own part of the step takes {slowdown:.2f} times {against}"
         if slow
@@ -145,6 +154,17 @@ def _finding(
     )
 
 
+def _without_reference(run: Run, ranks: list[int], low_AR: NDArray[np.bool_]) -> bool:
+    """Whether all peers of these ranks are throttled, with too few steps before to compare with."""
+    low_R = low_AR.any(axis=0)
+    labels = run.peers.label_R
+    if low_R.all() or not np.isin(labels[ranks], labels[labels >= 0]).all():
+        return False
+    before = settled_steps(run) & ~_between_reports(low_AR[:, ranks].any(axis=1))
+    peers_R = np.isin(labels, labels[ranks])
+    return bool(low_R[peers_R].all()) and np.count_nonzero(before) < _FEW_STEPS
+
+
 def _between_reports(low_A: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Steps [A] from the first report to the last: devices do not report in every step."""
     at = np.flatnonzero(low_A)
@@ -165,7 +185,7 @@ def _slowness(
         if not np.isnan(ratio_R).all():
             return ratio_R
     before_A = settled_A & ~over_A
-    if np.count_nonzero(before_A) < 5:  # too few to say what is usual
+    if np.count_nonzero(before_A) < _FEW_STEPS:
         return np.full(run.ranks_R.size, np.nan)
     now_R, then_R = (median_over(own_AR[part], axis=0) for part in (over_A & settled_A, before_A))
     return now_R / then_R  # type: ignore[no-any-return]

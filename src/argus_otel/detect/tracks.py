@@ -41,6 +41,8 @@ _OPEN_WINDOWS: Final = 5
 UNEXPLAINED: Final = "regression_unexplained"
 """Slower steps that no other finding accounts for."""
 
+_LEVELS: Final = ("info", "warning", "critical")
+
 _EXPLAINED_SHARE: Final = 0.5
 """Of a symptom's cost, what its causes have to account for."""
 
@@ -244,7 +246,9 @@ def suppress(findings: Sequence[Finding], explains: Mapping[str, Sequence[str]])
             continue
         at = kept.index(explaining)
         suppressed = (*explaining.suppressed, _as_symptom(finding))
-        kept[at] = replace(explaining, suppressed=suppressed)
+        # The whole job is measurably slower for it: no less severe than that.
+        severity = max(explaining.severity, finding.severity, key=_LEVELS.index)
+        kept[at] = replace(explaining, suppressed=suppressed, severity=severity)
     return sorted(kept, key=lambda f: (-(f.cost_gpu_hours or 0.0), f.cause, f.ranks))
 
 
@@ -259,8 +263,7 @@ def _overlap(a: Finding, b: Finding) -> bool:
 
 
 def _as_severe(a: Finding, b: Finding) -> bool:
-    levels = ("info", "warning", "critical")
-    return levels.index(a.severity) >= levels.index(b.severity)
+    return _LEVELS.index(a.severity) >= _LEVELS.index(b.severity)
 
 
 def _weighs(cause: Finding, symptom: Finding) -> bool:
@@ -289,13 +292,12 @@ def _claimed_s(finding: Finding, findings: Sequence[Finding]) -> float:
 def _explaining(regression: Finding, findings: Sequence[Finding]) -> Finding | None:
     """The heaviest of the findings that together account for slower steps; None if they do not.
 
-    They are above information (or it is none either), began no later, and lost half of the time.
+    They began no later and lost half of the time at least.
     """
     early = [
         finding
         for finding in findings
-        if (finding.severity != "info" or regression.severity == "info")
-        and finding.cause != UNEXPLAINED
+        if finding.cause != UNEXPLAINED
         and finding.first_step <= regression.first_step + _SAME_ONSET_STEPS
         and finding.last_step >= regression.first_step
     ]

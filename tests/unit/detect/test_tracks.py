@@ -94,12 +94,24 @@ def test_two_causes_may_account_together():
 
 
 def test_slower_steps_stay_where_nothing_accounts_for_them():
-    """Too late, too small, or only information."""
+    """Too late, or too small."""
     regression = finding("regression_unexplained", [], lost_s=0.05, cost=3.0)
 
     for other in (
         finding("compute_straggler", [3], steps=(40, 80), lost_s=0.05, cost=3.0),
         finding("compute_straggler", [3], lost_s=0.01),
-        finding("compute_straggler", [3], severity="info", lost_s=0.05, cost=3.0),
     ):
         assert "regression_unexplained" in [cause for cause, _, _ in shown(regression, other)]
+
+
+def test_information_that_accounts_for_slower_steps_becomes_as_severe():
+    """5 % each of two kinds are information; a job that became slower is not."""
+    (kept,) = suppress(
+        [
+            finding("regression_unexplained", [], lost_s=0.03),
+            finding("compute_straggler", [3], severity="info"),
+        ],
+        EXPLAINS,
+    )
+
+    assert (kept.cause, kept.severity) == ("compute_straggler", "warning")
