@@ -19,6 +19,7 @@ from argus_otel.align.steps import with_one_step_count
 from argus_otel.detect import operations
 from argus_otel.detect.definition import load_detectors
 from argus_otel.detect.engine import diagnose_run
+from argus_otel.detect.ideal import what_if_table
 from argus_otel.detect.run import COLUMNS, RunBuilder, run_of
 from argus_otel.encode import EncodedSpans, encode_resource, encode_span, encode_trace_requests
 from argus_otel.publish.spans import HttpDestination, finding_spans, steps_of
@@ -281,8 +282,13 @@ def _stage_shares(frame: Frame, worst: Finding | None) -> tuple[tuple[StageShare
 
 def _what_if(run: Run) -> tuple[WhatIfBar, ...]:
     """What each part of the job would give back; empty where its steps cannot be replayed."""
-    del run
-    return ()
+    if run.ranks_R.size < 2:
+        return ()
+    return tuple(
+        WhatIfBar(label=row.label, gained_s=row.recovered_s, step_share=row.step_share)
+        for row in what_if_table(run)
+        if np.isfinite(row.recovered_s)
+    )
 
 
 def default_ui_url(store_url: str) -> str | None:

@@ -12,7 +12,6 @@ import plotly.graph_objects as go
 
 from argus_otel.report.pictures import PASSES
 from argus_otel.report.view import title_of
-from argus_otel.report.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +44,8 @@ _PHASE_COLOURS: Final = {
     "gc": "#d9480f",
 }
 _OTHER_COLOUR: Final = "#7f8b99"
+_WORTH_NAMING: Final = 0.0005
+"""Of the step; replays are no more exact than that."""
 _TRANSFER_COLOUR: Final = "#12889b"
 _WAIT_COLOUR: Final = "#e8837a"
 
@@ -212,7 +213,7 @@ def _bars(
 
 def stage_shares(stages: Sequence[StageShare], since: int | None) -> go.Figure:
     """How much of its step each pipeline stage works, waits, and does neither."""
-    names = [f"stage {stage.stage} ({counted(len(stage.ranks), 'rank')})" for stage in stages]
+    names = [f"stage {stage.stage} waits {stage.waiting:.0%}" for stage in stages]
     own = [round(stage.own * 100, 1) for stage in stages]
     waiting = [round(stage.waiting * 100, 1) for stage in stages]
     rest = [max(round(100 - a - b, 1), 0.0) for a, b in zip(own, waiting, strict=True)]
@@ -266,9 +267,6 @@ def _share(name: str, stages: list[str], values: list[float], marker: dict[str, 
         y=stages,
         x=values,
         marker=marker,
-        text=[f"{value:.0f} %" if value >= 5 else "" for value in values],
-        textposition="inside",
-        insidetextanchor="middle",
         hovertemplate="%{y}: " + name + " %{x} % of the step<extra></extra>",
     )
 
@@ -280,9 +278,14 @@ def what_if(bars: Sequence[WhatIfBar]) -> go.Figure:
         go.Bar(
             orientation="h",
             y=[bar.label for bar in ordered],
-            x=[round(bar.gained_s * 1e3, 3) for bar in ordered],
+            x=[round(max(bar.gained_s, 0.0) * 1e3, 3) for bar in ordered],
             marker={"color": "#3aa17e"},
-            text=[f"{bar.gained_s * 1e3:.3g} ms ({bar.step_share:.1%})" for bar in ordered],
+            text=[
+                f" {bar.gained_s * 1e3:.3g} ms, {bar.step_share:.1%} of the step"
+                if bar.step_share >= _WORTH_NAMING
+                else " nothing"
+                for bar in ordered
+            ],
             textposition="auto",
             hovertemplate="%{y}: %{x} ms a step<extra></extra>",
         )
