@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from argus_otel.detect.run import run_of
 from argus_otel.testing.cases import build_run
 
 
+@cache
 def simulated(cluster, *faults, steps=24, unknown=(), **options):
     about = {"cluster": cluster, "steps": steps, "seed": 3, "faults": list(faults), **options}
     return run_of(build_run({"simulate": about, "unknown": list(unknown)}))
@@ -119,7 +122,7 @@ def test_the_longest_path_adds_up_to_the_step():
 
 def test_nothing_is_replayed_where_ends_are_not_known():
     """Waiting could not be told from work."""
-    run = simulated("pipeline-32", unknown=["ends"])
+    run = simulated("pipeline-32", unknown=("ends",))
 
     assert build_graph(run, settled(run)) is None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ from argus_otel.testing.cases import build_run
 STEPS = 50
 
 
+@cache
 def simulated(cluster, *faults, **options):
     about = {"cluster": cluster, "steps": STEPS, "seed": 3, "faults": list(faults), **options}
     return run_of(build_run({"simulate": about}))
