@@ -21,6 +21,7 @@ _COMMANDS = (
     "detect",
     "report",
     "simulate",
+    "convert",
     "detectors",
     "serve",
     "stack",

@@ -16,6 +16,7 @@ _EXIT_CODES = """
 |---|---|---|
 | 0 | all | done; `argus detect`: nothing above info |
 | 1 | `argus detect` | something above info was found |
+| 1 | `argus convert` | converted, but for files that were left out |
 | 1 | `argus doctor` | something failed |
 | 1 | `argus demo` | what was found is not what was planted |
 | 1 | `argus stack status` | it is not running |

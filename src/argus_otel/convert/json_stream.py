@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _CHUNK_BYTES: Final = 1 << 20
 _MAX_VALUE: Final = 64 << 20
 """Characters of one value. What is longer is taken for damaged: an event has hundreds."""
+_NUMBER: Final = re.compile(r"[-+.eE0-9]*")
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
@@ -108,8 +109,9 @@ class JsonStream:
                 if self._ended or len(self._text) - self._at > _MAX_VALUE:
                     raise self._error("a value") from error
             else:
-                # A number at the very end of the text may go on.
-                if end < len(self._text) or self._ended:
+                # A number at the end of the text may go on: "1", "1.", "1.5e".
+                rest = _NUMBER.match(self._text, end)
+                if self._ended or (rest and rest.end() < len(self._text)):
                     self._at = end
                     return value
             self._more()
