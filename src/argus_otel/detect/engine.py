@@ -10,7 +10,7 @@ import numpy as np
 from argus_otel.detect.frame import WARM_UP_STEPS, build_frame
 from argus_otel.detect.run import run_of
 from argus_otel.detect.tracks import follow, settle, suppress, with_cost
-from argus_otel.detect.whatif import weigh
+from argus_otel.detect.whatif import weigh_all
 from argus_otel.detect.window import Window
 from argus_otel.tables.findings import Abstention, Diagnosis
 
@@ -76,12 +76,13 @@ def diagnose_run(run: Run, detectors: Sequence[Detector]) -> Verdict:
             continue
         judge = _whole if detector.scope == "run" else _slide
         said, silent, judged[detector.id] = judge(frame, detector)
-        findings += [weigh(finding, frame) for finding in said]
+        findings += said
         abstentions += silent
     explains = {detector.id: detector.explains for detector in detectors}
+    weighed = weigh_all(findings, frame)
     return Verdict(
         diagnosis=Diagnosis(
-            findings=tuple(suppress(findings, explains)), abstentions=tuple(abstentions)
+            findings=tuple(suppress(weighed, explains)), abstentions=tuple(abstentions)
         ),
         frame=frame,
         judged=judged,

@@ -20,6 +20,8 @@ import numpy as np
 from argus_otel.detect.healing import Gain, meets_only_at_the_end, replayed_gain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from argus_otel.detect.frame import Floats, Frame
@@ -65,6 +67,71 @@ def weigh(finding: Finding, frame: Frame) -> Finding:
         step_slowdown=round(step_s / (step_s - lost_s), 3),
         cost_gpu_hours=cost,
         evidence=evidence,
+    )
+
+
+def weigh_all(findings: Sequence[Finding], frame: Frame) -> list[Finding]:
+    """Weigh each finding, and together those of one cause that hide behind each other.
+
+    Of two ranks that are equally slow, healing either one gains nothing: both are worth a warning.
+    """
+    weighed = [weigh(finding, frame) for finding in findings]
+    for cause in {finding.cause for finding in findings}:
+        hidden = [
+            at
+            for at, finding in enumerate(weighed)
+            if finding.cause == cause
+            and finding.severity == "info" != findings[at].severity
+            and "hidden_behind_rank" in finding.evidence
+        ]
+        accused = {rank for at in hidden for rank in findings[at].ranks}
+        together = [at for at in hidden if weighed[at].evidence["hidden_behind_rank"] in accused]
+        if len(together) < 2:
+            continue
+        gain = healing_gain(_joint([findings[at] for at in together]), frame)
+        if gain is None or gain.share < LEAST_GAIN:
+            continue
+        for at in together:
+            weighed[at] = _one_of_several(findings[at], gain.share, together=len(together))
+    return weighed
+
+
+def _joint(findings: Sequence[Finding]) -> Finding:
+    """One finding over all their ranks, in the steps that all of them share."""
+    slowdowns = {
+        str(rank): finding.evidence.get("slowdown_by_rank", {}).get(str(rank), finding.slowdown)
+        for finding in findings
+        for rank in finding.ranks
+    }
+    first = max(finding.first_step for finding in findings)
+    return replace(
+        findings[0],
+        ranks=tuple(sorted({rank for finding in findings for rank in finding.ranks})),
+        first_step=first,
+        last_step=max(first, min(finding.last_step for finding in findings)),
+        evidence={**findings[0].evidence, "slowdown_by_rank": slowdowns},
+    )
+
+
+def _one_of_several(finding: Finding, share: float, *, together: int) -> Finding:
+    """With its part of what healing all of them gains."""
+    step_s = float(finding.evidence["step_s"])
+    lost_s = min(share, 0.99) * step_s / together
+    claimed_s = float(finding.evidence["lost_s_per_step"])
+    cost = finding.cost_gpu_hours
+    if cost is not None and claimed_s > 0:
+        cost = float(f"{cost * lost_s / claimed_s:.4g}")
+    return replace(
+        finding,
+        summary=f"{finding.summary} {together} ranks hold the step up in equal measure: healing all "
+        f"of them gains {share:.0%} of it, healing one alone almost nothing.",
+        step_slowdown=round(step_s / (step_s - lost_s), 3),
+        cost_gpu_hours=cost,
+        evidence={
+            **finding.evidence,
+            "lost_s_per_step": round(lost_s, 6),
+            "gain_together_share": round(share, 3),
+        },
     )
 
 

@@ -39,3 +39,21 @@ def test_a_slow_rank_behind_a_later_one_is_information_and_says_behind_whom():
     assert hidden.evidence["lost_s_per_step"] == pytest.approx(0.0, abs=1e-3)
     assert found["input_stall"].ranks == (2,)
     assert found["input_stall"].severity == "critical"
+
+
+def test_two_ranks_that_hide_behind_each_other_are_both_worth_a_warning():
+    """Healing either alone gains nothing, and healing both a great deal."""
+    run = build_run(
+        {
+            "simulate": {
+                "cluster": "moe-64",
+                "steps": 60,
+                "seed": 8,
+                "faults": ["compute:rank=1,factor=5,from=35", "compute:rank=9,factor=5,from=30"],
+            }
+        }
+    )
+    findings = diagnose(run, load_detectors(bundled_path("detectors"))).diagnosis.findings
+
+    loud = [finding for finding in findings if finding.severity != "info"]
+    assert {rank for f in loud if f.cause == "compute_straggler" for rank in f.ranks} == {1, 9}
