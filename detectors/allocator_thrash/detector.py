@@ -73,7 +73,7 @@ def _extra_seconds(
     few_R = np.count_nonzero(before_AR, axis=0) < params["reference_steps"]
     without_R = np.where(few_R, np.nan, without_R)
     # Who retried from the start is held against peers that do not.
-    thrifty_R = ~over_AR.any(axis=0)
+    thrifty_R = ~np.any(over_AR, axis=0)
     for bucket in run.peers.buckets:
         healthy = np.where(thrifty_R[bucket], median_over(own_AR, axis=0)[bucket], np.nan)
         peers = np.broadcast_to(lowest_mean(healthy, axis=-1)[:, None], bucket.shape)
@@ -86,7 +86,7 @@ def _finding(
     run: Run, params: Params, ranks: list[int], retries_AR: NDArray[np.float64],
     extra_R: NDArray[np.float64], *, everybody: bool,
 ) -> Finding:  # fmt: skip
-    over_A = (retries_AR[:, ranks] > 0).any(axis=1)
+    over_A = np.any(retries_AR[:, ranks] > 0, axis=1)
     worst_A = retries_AR[over_A][:, ranks].max(axis=1)
     retries = float(np.median(worst_A))
     extra = extra_R[ranks]

@@ -86,7 +86,7 @@ def _finding(
     run: Run, params: Params, ranks: list[int], bad_AR: NDArray[np.bool_], weight: int,
     what: str, xid: int | None,
 ) -> Finding:  # fmt: skip
-    reported_A = bad_AR[:, ranks].any(axis=1)
+    reported_A = np.any(bad_AR[:, ranks], axis=1)
     # A device that failed once may be slow ever after, without another word.
     since_A = np.arange(reported_A.size) >= int(np.argmax(reported_A))
     own_AR = own_time(run)

@@ -58,7 +58,7 @@ def detect(run: Run, params: Params) -> Diagnosis:
     suspects = np.flatnonzero(throttled_R)
     if not suspects.size:
         return Diagnosis()
-    told = np.count_nonzero(told_AR.any(axis=0))
+    told = int(np.count_nonzero(told_AR.any(axis=0)))
     if suspects.size >= params["all_ranks"] * told and suspects.size > 1:
         groups = [suspects.tolist()]
     else:
@@ -103,7 +103,7 @@ def _finding(
     low_AR: NDArray[np.bool_], clock_AR: NDArray[np.float64], own_AR: NDArray[np.float64],
     *, widely: bool,
 ) -> Finding | None:  # fmt: skip
-    over_A = _between_reports(low_AR[:, ranks].any(axis=1))
+    over_A = _between_reports(np.any(low_AR[:, ranks], axis=1))
     slow_R = _slowness(run, over_A, own_AR, widely=widely)[ranks]
     clock = float(median_over(clock_AR[:, ranks][low_AR[:, ranks]], axis=0))
     slowdown = float(np.nanmax(np.append(slow_R, 1.0)))
@@ -156,13 +156,13 @@ def _finding(
 
 def _without_reference(run: Run, ranks: list[int], low_AR: NDArray[np.bool_]) -> bool:
     """Whether all peers of these ranks are throttled, with too few steps before to compare with."""
-    low_R = low_AR.any(axis=0)
+    low_R = np.any(low_AR, axis=0)
     labels = run.peers.label_R
     if low_R.all() or not np.isin(labels[ranks], labels[labels >= 0]).all():
         return False
-    before = settled_steps(run) & ~_between_reports(low_AR[:, ranks].any(axis=1))
+    before = settled_steps(run) & ~_between_reports(np.any(low_AR[:, ranks], axis=1))
     peers_R = np.isin(labels, labels[ranks])
-    return bool(low_R[peers_R].all()) and np.count_nonzero(before) < _FEW_STEPS
+    return bool(low_R[peers_R].all()) and int(np.count_nonzero(before)) < _FEW_STEPS
 
 
 def _between_reports(low_A: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -188,4 +188,4 @@ def _slowness(
     if np.count_nonzero(before_A) < _FEW_STEPS:
         return np.full(run.ranks_R.size, np.nan)
     now_R, then_R = (median_over(own_AR[part], axis=0) for part in (over_A & settled_A, before_A))
-    return now_R / then_R  # type: ignore[no-any-return]
+    return now_R / then_R

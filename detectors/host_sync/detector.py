@@ -5,7 +5,6 @@ Shape legend: A = all steps, R = ranks.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,14 +34,14 @@ def detect(run: Run, params: Params) -> Diagnosis:
     if not syncs:
         return Diagnosis()
     took_AR = event_seconds(run, syncs)
-    count_AR = event_seconds(run, [replace(sync, duration_s=_reads(sync)) for sync in syncs])
+    count_AR = event_seconds(run, syncs, [_reads(sync) for sync in syncs])
     usual_s = usual_step_s(run)
     settled_A = settled_steps(run)
     over_AR = (count_AR >= params["syncs"]) & (took_AR >= params["share"] * usual_s)
     over_AR &= settled_A[:, None]
     held_R = np.count_nonzero(over_AR, axis=0)
     first_R = np.argmax(over_AR, axis=0)
-    since_R = np.array([np.count_nonzero(settled_A[first:]) for first in first_R.tolist()])
+    since_R = np.cumsum(settled_A[::-1])[::-1][first_R]
     suspects = np.flatnonzero((held_R >= params["held_steps"]) & (held_R * 2 >= since_R))
     if not suspects.size:
         return Diagnosis()
@@ -64,7 +63,7 @@ def _finding(
     run: Run, params: Params, ranks: list[int], took_AR: NDArray[np.float64],
     count_AR: NDArray[np.float64], over_AR: NDArray[np.bool_],
 ) -> Finding | None:  # fmt: skip
-    over_A = over_AR[:, ranks].any(axis=1)
+    over_A = np.any(over_AR[:, ranks], axis=1)
     lost_s = float(median_over(took_AR[over_A][:, ranks].max(axis=1), axis=0))
     reads = int(np.median(count_AR[over_A][:, ranks].max(axis=1)))
     step_s = float(median_over(median_over(run.columns["step_s"][over_A], axis=1), axis=0))

@@ -64,7 +64,7 @@ def _stuck(run: Run) -> NDArray[np.bool_]:
 
 
 def _stopped(run: Run, params: Params, ranks: list[int], quiet_s_R: NDArray[np.float64]) -> Finding:
-    silent_A = ~run.present_AR[:, ranks].any(axis=1)
+    silent_A = ~np.any(run.present_AR[:, ranks], axis=1)
     silent_A[: int(np.flatnonzero(run.present_AR[:, ranks].any(axis=1))[-1])] = False
     first = int(run.ordinals_A[np.argmax(silent_A)])
     quiet_s = float(quiet_s_R[ranks].max())
@@ -91,7 +91,7 @@ def _never(run: Run, params: Params, silent: list[int]) -> list[Finding]:
     few = len(numbers) < params["gone_share"] * run.world_size
     named = join_numbers(numbers)
     finding = _finding(
-        run, params, silent, run.present_AR.any(axis=1), "gone" if few else "back",
+        run, params, silent, np.any(run.present_AR, axis=1), "gone" if few else "back",
         f"Rank{'s' if len(numbers) > 1 else ''} {named} of {run.world_size} never reported a step.",
         float(span_ns * 1e-9),
     )  # fmt: skip

@@ -79,7 +79,9 @@ def _level(run: Run, params: Params, at: NDArray[np.int64], logs: list[Floats]) 
     step_s = median_over(run.columns["step_s"], axis=1)[at]
     now_s = float(np.median(step_s[inside]))
     mild = not run.has_gpu_R.any() and (
-        ratio < params["burst_ratio"] or inside.sum() < params["held_steps"]
+        ratio < params["burst_ratio"]
+        or inside.sum() < params["held_steps"]
+        or _crowding(run, at[inside]) >= params["crowded_share"]
     )
     over_A = np.zeros(run.ordinals_A.size, dtype=bool)
     over_A[at[inside]] = True
@@ -104,6 +106,12 @@ def _level(run: Run, params: Params, at: NDArray[np.int64], logs: list[Floats]) 
             "step_scatter_ratio": round(float(np.exp(_scatter(logs[-1], inside))) - 1, 4),
         },
     )
+
+
+def _crowding(run: Run, at: NDArray[np.int64]) -> float:
+    """Share of these steps that the middle rank waits for a core; CPU time stretches as well then."""
+    share_AR = np.nan_to_num(run.columns["run_delay_s"][at]) / run.columns["step_s"][at]
+    return float(np.nan_to_num(median_over(median_over(share_AR, axis=1), axis=0)))
 
 
 def _interval(log_S: Floats, params: Params) -> tuple[int, int]:

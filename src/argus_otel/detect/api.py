@@ -319,15 +319,25 @@ def ratio_to_peers(run: Run, values_AR: NDArray[np.float64]) -> NDArray[np.float
     return ratio
 
 
-def event_seconds(run: Run, events: Sequence[Event]) -> NDArray[np.float64]:
-    """Seconds [A, R] that some events took in each step of each rank; 0 where there was none."""
+def event_seconds(
+    run: Run, events: Sequence[Event], amounts: Sequence[float] | None = None
+) -> NDArray[np.float64]:
+    """Seconds [A, R] that some events took in each step of each rank; 0 where there was none.
+
+    Args:
+        run: The run.
+        events: Of it.
+        amounts: What to add up instead of seconds, one for each event.
+    """
     took = np.zeros((run.ordinals_A.size, run.ranks_R.size))
     if events and run.ordinals_A.size:
         ordinal = np.array([event.ordinal for event in events])
         step = np.minimum(np.searchsorted(run.ordinals_A, ordinal), run.ordinals_A.size - 1)
         known = run.ordinals_A[step] == ordinal
         rank = np.array([event.rank for event in events])
-        seconds = np.array([max(event.duration_s, 0.0) for event in events])
+        if amounts is None:
+            amounts = [max(event.duration_s, 0.0) for event in events]
+        seconds = np.array(amounts, dtype=np.float64)
         np.add.at(took, (step[known], rank[known]), seconds[known])
     return took
 

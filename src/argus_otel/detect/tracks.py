@@ -226,6 +226,8 @@ def suppress(findings: Sequence[Finding], explains: Mapping[str, Sequence[str]])
             # What one detector says of a part of the ranks and steps of its own heavier finding.
             part = cause.cause == symptom.cause and other < index and _as_severe(cause, symptom)
             explained = symptom.cause in explains.get(cause.detector, ())
+            # Information does not hide a warning.
+            explained &= cause.severity != "info" or symptom.severity == "info"
             if part or (explained and _weighs(cause, symptom)):
                 above[index] = other
                 break
