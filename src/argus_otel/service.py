@@ -17,6 +17,7 @@ from argus_otel._runtime.bundled import bundled_path
 from argus_otel.align import align
 from argus_otel.align.steps import with_one_step_count
 from argus_otel.detect import operations
+from argus_otel.detect.compare import PhaseBuilder, Side
 from argus_otel.detect.definition import load_detectors
 from argus_otel.detect.engine import diagnose_run
 from argus_otel.detect.ideal import what_if_table
@@ -33,7 +34,7 @@ from argus_otel.tables.schemas import STEPS
 from argus_otel.wire import scopes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from argus_otel.publish.spans import Destination
     from argus_otel.store.protocol import Store
     from argus_otel.tables.findings import Finding
-    from argus_otel.tables.schemas import RunSummary
+    from argus_otel.tables.schemas import RunSummary, RunTables
 
 SERVICE_NAME: Final = "argus-detect"
 
@@ -289,6 +290,55 @@ def _what_if(run: Run) -> tuple[WhatIfBar, ...]:
         for row in what_if_table(run)
         if np.isfinite(row.recovered_s)
     )
+
+
+def read_side(
+    store: Store,
+    run_name: str,
+    steps: tuple[int, int | None] | None,
+    *,
+    label: str,
+    since_ns: int | None = None,
+) -> Side:
+    """One side of a comparison.
+
+    Args:
+        store: Where the run is.
+        run_name: ``latest``, a run id, or the start of a nonce.
+        steps: First and last step, both included, None to the end; None for the whole run.
+        label: What it is called.
+        since_ns: As in ``judge``.
+
+    Raises:
+        StoreError: No such run, or the store cannot be read.
+    """
+    run = store.resolve(run_name, since_ns)
+    builder, phases = RunBuilder(), PhaseBuilder()
+    for block in _blocks_between(store, run, steps):
+        tables = with_one_step_count(block)
+        builder.add(tables)
+        phases.add(tables.steps)
+    built = builder.build()
+    return Side(label=label, run=built, phases=phases.build(built))
+
+
+def _blocks_between(
+    store: Store, run: RunSummary, steps: tuple[int, int | None] | None
+) -> Iterator[RunTables]:
+    """The tables of some steps, or all, a bearable number of digests at a time."""
+    if steps is None:
+        wanted = {**READ_COLUMNS, "steps": (*READ_COLUMNS["steps"], "phases")}
+        yield from store.blocks(run, wanted)
+        return
+    first = steps[0]
+    # Ordinals may have gaps, so that the last one is not known from the number of steps.
+    last = steps[1]
+    at_once = max(1, SMALL_RUN_DIGESTS // max(run.ranks_seen, 1))
+    if last is None:
+        yield store.read(run, (first, 1 << 62))
+        return
+    for begin in range(first, last + 1, at_once):
+        yield store.read(run, (begin, min(begin + at_once, last + 1)))
 
 
 def default_ui_url(store_url: str) -> str | None:

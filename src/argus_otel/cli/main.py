@@ -20,6 +20,7 @@ _COMMANDS = (
     "runs",
     "detect",
     "report",
+    "compare",
     "simulate",
     "convert",
     "detectors",

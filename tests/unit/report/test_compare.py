@@ -1,0 +1,197 @@
+"""Two runs side by side: what is slower, where, and when nothing can be said."""
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from argus_otel._runtime.errors import ConfigError
+from argus_otel.align import align
+from argus_otel.cli import compare as command
+from argus_otel.cli.compare import read_stretch
+from argus_otel.detect.compare import PhaseBuilder, Side, compare, comparison_document
+from argus_otel.detect.run import run_of
+from argus_otel.simulate.cluster import PRESETS
+from argus_otel.simulate.faults import parse_fault
+from argus_otel.simulate.model import Model
+from argus_otel.simulate.tables import RunName, TableMaker
+
+
+def side(cluster, *faults, seed=1, steps=60, label="run", **changes):
+    """A simulated run, as one side of a comparison."""
+    job = replace(PRESETS[cluster], **changes)
+    model = Model(job, [parse_fault(fault, job) for fault in faults], seed)
+    tables = align(TableMaker(model, RunName.of("sim", 1)).whole(steps))
+    run, phases = run_of(tables), PhaseBuilder()
+    phases.add(tables.steps)
+    return Side(label=label, run=run, phases=phases.build(run))
+
+
+def parts(comparison):
+    """Lines by part."""
+    return {line.part: line for line in comparison.lines}
+
+
+@pytest.mark.parametrize("seed", range(2, 8))
+def test_two_healthy_runs_are_alike(seed):
+    """Whatever noise each of them had."""
+    comparison = compare(side("ddp-8"), side("ddp-8", seed=seed))
+
+    assert comparison.slower == ()
+    step = comparison.lines[0]
+    assert step.kind == "step"
+    assert step.change.low <= 1.01
+    assert step.change.high >= 0.99
+
+
+def test_one_slow_rank_of_eight_is_named_with_its_own_numbers():
+    """The median over ranks does not move; the rank itself does, and the step with it."""
+    comparison = compare(side("ddp-8"), side("ddp-8", "compute:rank=3,factor=1.5,from=0", seed=2))
+
+    found = parts(comparison)
+    assert comparison.slower[0].part == "step"
+    (place,) = found["own work"].places
+    assert place.ranks == (3,)
+    assert place.change.low < 1.5 < place.change.high * 1.05
+    assert abs(found["own work"].change.ratio - 1) < 0.03
+
+
+def test_a_transfer_that_slowed_everywhere_is_told_from_waiting():
+    """Its line is a cause; nobody waits longer for anybody."""
+    comparison = compare(
+        side("ddp-8"), side("ddp-8", "comm:factor=5,fraction=1,from=0", seed=2)
+    )  # fmt: skip
+
+    slower = {line.part for line in comparison.slower}
+    transfers = [part for part in slower if part.endswith(": transfer")]
+    assert transfers
+    assert "own work" not in slower
+    for part in transfers:
+        assert parts(comparison)[part].change.low > 3
+
+
+def test_the_other_way_round_it_is_faster():
+    slow, sound = side("ddp-8", "compute:rank=3,factor=1.5,from=0", seed=2), side("ddp-8")
+
+    comparison = compare(slow, sound)
+
+    assert comparison.slower == ()
+    assert comparison.lines[0].state == "faster"
+
+
+def test_causes_come_before_what_they_cause():
+    """Own work, input and transfers first; phases and waits hold what others do."""
+    comparison = compare(
+        side("pipeline-32"),
+        side("pipeline-32", "micro_batch:rank=24,extra_s=0.2,index=3,from=0", seed=2),
+    )
+
+    kinds = [line.kind in ("wait", "phase") for line in comparison.lines]
+    assert kinds == sorted(kinds)
+    assert comparison.lines[1].part == "own work"
+    assert comparison.lines[1].places[0].ranks == (24,)
+
+
+def test_too_few_steps_are_no_comparison():
+    """And what was missing is said."""
+    comparison = compare(side("ddp-2", label="base"), side("ddp-2", steps=15, label="new"))
+
+    assert comparison.lines == ()
+    assert comparison.missing == (
+        "10 steps of new after the first 10 and without compilation; there are 5",
+    )
+
+
+def test_jobs_of_different_size_are_compared_with_a_note():
+    """Step and phases can be; which rank is slow among others cannot."""
+    comparison = compare(side("ddp-2"), side("ddp-8"))
+
+    assert any("there are 2 and 8" in note for note in comparison.missing)
+    assert "step" in parts(comparison)
+    assert parts(comparison)["own work"].places == ()
+
+
+def test_the_interval_covers_a_known_ratio_about_as_often_as_it_says():
+    """95 %; blocks of steps and medians make it a little shy of that."""
+    sound = [side("ddp-2", seed=seed, steps=50) for seed in range(12)]
+    inside = 0
+    for one, other in itertools.pairwise(sound):
+        change = compare(one, other).lines[0].change
+        inside += change.low - 0.005 <= 1.0 <= change.high + 0.005
+
+    assert inside >= 9
+
+
+def test_the_document_has_nulls_for_what_is_not_known():
+    """JSON has no NaN."""
+    document = comparison_document(compare(side("ddp-2"), side("ddp-2", seed=2)))
+
+    assert document["schema"] == "argus.compare/1"
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    collection = next(p for p in document["parts"] if p["part"] == "garbage collection")
+    assert collection["before_s"] == 0.0
+    assert collection["ratio"] is None
+
+
+def test_phases_of_one_name_in_a_step_are_added_up():
+    tables = align(TableMaker(Model(PRESETS["ddp-2"], [], 1), RunName.of("sim", 1)).whole(3))
+    phases = PhaseBuilder()
+    phases.add(tables.steps)
+
+    forward = phases.build(run_of(tables))["forward"]
+
+    (first, *_) = tables.steps.to_pylist()
+    expected = sum(p["host_s"] for p in first["phases"] if p["name"] == "forward")
+    assert forward.shape == (3, 2)
+    assert forward[0, 0] == pytest.approx(expected)
+    assert not np.isnan(forward).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("latest", ("latest", None)),
+        ("run-7@10-50", ("run-7", (10, 50))),
+        ("run-7@51-", ("run-7", (51, None))),
+        ("@0-9", ("latest", (0, 9))),
+    ],
+)
+def test_a_stretch_of_steps_follows_the_run(text, expected):
+    assert read_stretch(text) == expected
+
+
+@pytest.mark.parametrize("text", ["run@", "run@50-10", "run@a-b"])
+def test_a_stretch_that_is_none_is_a_clear_error(text):
+    with pytest.raises(ConfigError, match="two step numbers"):
+        read_stretch(text)
+
+
+SLOW = {"ranks": 4, "steps": 80, "changes": [{"ranks": [2], "steps": [40, 80], "own_times": 1.6}]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        ("latest@10-39", "latest@40-79", 1),
+        ("latest@10-24", "latest@25-39", 0),
+        ("latest@10-39", "latest@40-79 --threshold 200", 0),
+        ("latest@10-12", "latest@40-79", 3),
+    ],
+    ids=["slower", "alike", "below the threshold", "too short"],
+)
+def test_the_exit_code_tells(tmp_path, write_store, before, after, code):
+    """CI goes by it, whatever the table says."""
+    write_store(tmp_path, SLOW)
+    app = typer.Typer()
+    command.register(app)
+
+    result = CliRunner().invoke(app, [before, *after.split(), "--store", str(tmp_path)])
+
+    assert result.exit_code == code, result.output
+    assert all(line == line.rstrip() or "  " in line for line in result.output.splitlines())
+    if code == 1:
+        assert "rank 2" in result.output
