@@ -77,13 +77,21 @@ def _read(path: Path) -> dict[str, dict]:
 
 def _print(results: dict) -> None:
     print(f"{results['runs']['faulty']} faulty runs, {results['runs']['healthy']} healthy ones")
-    for name in ("detected", "right", "small_right", "false_alarms", "accused_others"):
+    for name in (
+        "detected",
+        "right",
+        "warned",
+        "small_right",
+        "informed_healthy",
+        "false_alarms",
+        "accused_others",
+    ):
         part = results[name]
         if part["of"]:
             print(f"{name:<16}{part['hits']:>5} of {part['of']:<5} {part['share']:.2%} "
                   f"({part['low']:.2%} to {part['high']:.2%})")  # fmt: skip
     print("delay", results["delay_steps"])
-    for failure in results["failures"]:
+    for failure in [*results["failures"], *results["accusations"]]:
         said = "; ".join(f"{s['cause']} {s['ranks'][:6]} {s['severity']}" for s in failure["said"])
         print(f"  wrong: {failure['id']}: {failure['fault']}: {said or 'nothing'}")
 

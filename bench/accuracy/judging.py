@@ -66,26 +66,35 @@ def _score(cluster: Cluster, faults: list[Fault], findings: list[Finding]) -> di
         for f in findings
     ]  # fmt: skip
     if not faults:
-        return {"detected": bool(loud), "right": not loud, "said": said}
+        return {
+            "detected": bool(loud),
+            "right": not loud,
+            "warned": False,
+            "informed": bool(findings),
+            "said": said,
+        }
     (fault,) = faults
-    of_cause = [finding for finding in loud if finding.cause == fault.cause]
-    right = any(_is_there(cluster, fault, finding) for finding in of_cause) or (
-        bool(fault.ranks)
-        and {rank for finding in of_cause for rank in finding.ranks} == set(fault.ranks)
-    )
     strangers = [
         finding
         for finding in loud
         if finding.cause != fault.cause and not set(finding.ranks) & set(fault.ranks)
     ]
-    minor = any(f.cause == fault.cause and f.severity == "info" for f in findings)
     return {
-        "detected": bool(loud),
-        "right": right,
+        "detected": bool(findings),
+        "right": _is_named(cluster, fault, findings),
+        "warned": _is_named(cluster, fault, loud),
         "accused_others": len(strangers),
-        "told_as_information": minor and not of_cause,
         "said": said,
     }
+
+
+def _is_named(cluster: Cluster, fault: Fault, findings: list[Finding]) -> bool:
+    """Whether one finding, or several of one cause together, name cause and place."""
+    of_cause = [finding for finding in findings if finding.cause == fault.cause]
+    together = {rank for finding in of_cause for rank in finding.ranks}
+    return any(_is_there(cluster, fault, finding) for finding in of_cause) or (
+        bool(fault.ranks) and together == set(fault.ranks)
+    )
 
 
 def _is_there(cluster: Cluster, fault: Fault, finding: Finding) -> bool:

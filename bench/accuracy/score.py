@@ -52,7 +52,9 @@ def score(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "targets": TARGETS,
         "detected": share(o["detected"] for o in large),
         "right": share(o["right"] for o in large),
+        "warned": share(o["warned"] for o in large),
         "small_right": share(o["right"] for o in small),
+        "informed_healthy": share(o["informed"] for o in healthy),
         "false_alarms": share(not o["right"] for o in healthy),
         "accused_others": share(bool(o["accused_others"]) for o in faulty),
         "delay_steps": {
@@ -66,6 +68,7 @@ def score(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "by_cluster": _by(large, lambda o: o["cluster"]),
         "healthy_by_cluster": _by(healthy, lambda o: o["cluster"]),
         "methods": _methods(large, small, healthy),
+        "accusations": [_failure(o) for o in faulty if o["accused_others"]],
         "failures": [_failure(o) for o in [*large, *small, *healthy] if not o["right"]],
     }
 
