@@ -111,9 +111,8 @@ def _late_passes(
     floor = np.maximum((params["late_ratio"] - 1) * base_AR2, params["late_share"] * step_s)
     floor = np.maximum(floor, params["late_scatter"] * scatter_R2)[:, :, None]
     known = ~np.isnan(excess_ARM2)
-    late_ARM2 = lasting(
-        known & (np.nan_to_num(excess_ARM2) >= np.nan_to_num(floor, nan=np.inf)), known
-    )
+    over_ARM2 = known & (np.nan_to_num(excess_ARM2) >= np.nan_to_num(floor, nan=np.inf))
+    late_ARM2 = lasting(over_ARM2, known) & _more_often(over_ARM2, params["late_often"])[None]
     shown_A = np.asarray(late_ARM2.any(axis=(1, 2, 3)))
     size_RM2 = median_over(excess_ARM2[shown_A], axis=0)
     late_RM2 = np.asarray(late_ARM2.any(axis=0))
@@ -155,6 +154,15 @@ def _late_passes(
             else f"on {name_run_ranks(run, late.tolist())}",
         )
     return found
+
+
+def _more_often(over_ARM2: NDArray[np.bool_], times: float) -> NDArray[np.bool_]:
+    """Passes [R, M, 2] that are late so many times as often as the rank's middle other pass."""
+    count_RM2 = over_ARM2.sum(axis=0).astype(np.float64)
+    others = [np.delete(count_RM2, m, axis=1) for m in range(count_RM2.shape[1])]
+    usual_RM2 = np.stack([median_over(other, axis=1) for other in others], axis=1)
+    more: NDArray[np.bool_] = count_RM2 >= times * np.nan_to_num(usual_RM2)
+    return more
 
 
 def _late_finding(

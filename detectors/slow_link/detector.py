@@ -66,7 +66,8 @@ def detect(run: Run, params: Params) -> Diagnosis:
         return abstain_run(
             run, params, "no_siblings", "a second group that transfers the same, to compare with"
         )
-    judged_G = compared_G | with_past_G
+    # A set that has no siblings and did not change may have been slow from the start.
+    judged_G = compared_G | slow_G
     return Diagnosis(
         findings=tuple(
             _finding(run, params, seen, place, shows_AG, level_AG)

@@ -49,6 +49,9 @@ _LEAST_S: Final = 100e-6
 _ALREADY_THERE_S: Final = 2e-6
 """A receiver that waited less than the digest's resolution found its data there."""
 
+_ALIKE: Final = 0.02
+"""Sender and receiver that differ by less came at the same time."""
+
 
 PAIR: Final = "p2p"
 """Label of a pair of ranks."""
@@ -196,8 +199,8 @@ def _pairs(
 ) -> Iterable[tuple[list[tuple[int, int]], Floats, tuple[object, ...]]]:
     """Pairs of ranks with the longest transfer of each step, by payload and direction.
 
-    Where the receiver comes late it waits for less than the transfer, or for nothing; the longest
-    of a step's operations is the one in which it stood ready.
+    Only those in which the receiver stood ready: where it comes late it waits for less than the
+    transfer, or for nothing.
     """
     operations = run.operations
     direct = np.flatnonzero((operations.source_L >= 0) & (operations.members_AL.max(0) == 2))
@@ -211,12 +214,12 @@ def _pairs(
             pairs, which = np.unique(ends, axis=1, return_inverse=True)
             order = np.argsort(which.reshape(-1), kind="stable")
             starts = np.flatnonzero(np.append(True, np.diff(which.reshape(-1)[order]) != 0))
-            seen = transfer_AL[:, mine[order]]
-            seen = np.where(
-                (seen > _ALREADY_THERE_S) & (operations.members_AL[:, mine[order]] == 2),
-                seen,
-                np.nan,
-            )
+            at = mine[order]
+            seen, longest = transfer_AL[:, at], operations.longest_AL[:, at]
+            ready = operations.last_AL[:, at] == operations.source_L[at]
+            ready |= longest - seen <= _ALREADY_THERE_S + _ALIKE * seen
+            ready &= (seen > _ALREADY_THERE_S) & (operations.members_AL[:, at] == 2)
+            seen = np.where(ready, seen, np.nan)
             took = np.fmax.reduceat(seen, starts, axis=1)
             yield [tuple(pair) for pair in pairs.T.tolist()], took, (PAIR, payload, rising)
 
