@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from argus_otel.convert.conversion import (
+    DEVICE,
     Account,
     Conversion,
     GroupBook,
@@ -109,7 +110,9 @@ def convert_bytedance(
     Cost:
         A trace is held in memory as a whole, about 80 bytes an operation.
     """
-    sources = list_sources(paths, lambda name: name.endswith(".parquet"))
+    account = Account()
+    skip = account.skip if keep_going else None
+    sources = list_sources(paths, lambda name: name.endswith(".parquet"), skip)
     if run_id is not None and len(sources) > 1:
         raise source_error(
             f"--run-id {run_id}",
@@ -117,7 +120,6 @@ def convert_bytedance(
             "one trace, which is one run",
             "Leave it out, or convert them one by one.",
         )
-    account = Account()
     conversions = []
     for source in sources:
         try:
@@ -317,7 +319,7 @@ class _Maker:
             # The others were not traced, which is something else than silent.
             "world_size": rank.size,
             "host": "",
-            "gpu": "GPU",  # which one is not said; that it is one is
+            "gpu": DEVICE,
             "dp": dp,
             "pp": stage,
             "tp": rank % self._tp if self._laid_out else None,

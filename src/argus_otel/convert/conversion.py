@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ATTEMPT: Final = 0
 ROLE: Final = "trainer"
+DEVICE: Final = "GPU"
+"""The GPU of a rank that has one, where the source does not say which."""
 
 
 @dataclass(slots=True)

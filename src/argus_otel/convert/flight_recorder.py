@@ -30,6 +30,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from argus_otel.convert.conversion import (
+    DEVICE,
     Account,
     Conversion,
     GroupBook,
@@ -116,8 +117,9 @@ def convert_flight_recorder(
     Cost:
         Memory for all dumps' entries.
     """
-    sources = list_sources(paths, lambda name: _DUMP_NAME.search(name) is not None)
     account = Account()
+    skip = account.skip if keep_going else None
+    sources = list_sources(paths, lambda name: _DUMP_NAME.search(name) is not None, skip)
     dumps: dict[int, _Dump] = {}
     for source in sources:
         try:
@@ -195,6 +197,7 @@ class _Dump:
     entries: tuple[_Entry, ...]
     damaged: int
     """Entries that could not be read."""
+    has_gpu: bool
 
     @property
     def world_size(self) -> int:
@@ -215,7 +218,8 @@ def _read(source: Source, advance: Advance | None) -> _Dump:
             entries.append(_entry(raw, groups))
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
             damaged += 1
-    return _Dump(source, rank, groups, tuple(entries), damaged)
+    has_gpu = "nccl_version" in document  # NCCL runs on nothing else
+    return _Dump(source, rank, groups, tuple(entries), damaged, has_gpu)
 
 
 def _load(source: Source, data: bytes) -> Any:  # noqa: ANN401 - whatever is in the file
@@ -438,6 +442,7 @@ class _Maker:
             "rank": rank,
             "world_size": max(dump.world_size for dump in self.dumps),
             "host": "",
+            "gpu": pa.array([DEVICE if dump.has_gpu else None for dump in dumps], pa.string()),
             "nonce_local": False,
         }
         for axis, descriptions in _AXES.items():

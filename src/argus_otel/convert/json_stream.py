@@ -19,6 +19,7 @@ _CHUNK_BYTES: Final = 1 << 20
 _MAX_VALUE: Final = 64 << 20
 """Characters of one value. What is longer is taken for damaged: an event has hundreds."""
 _NUMBER: Final = re.compile(r"[-+.eE0-9]*")
+_BETWEEN: Final = re.compile(r"[ \t\r\n]*,[ \t\r\n]*(?=\{)")
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
@@ -88,12 +89,17 @@ class JsonStream:
         if self._peek() == "]":
             self._at += 1
             return
+        self._peek()
         while True:
-            self._peek()
             yield self._value()
+            between = _BETWEEN.match(self._text, self._at)
+            if between:  # the usual case, in one go
+                self._at = between.end()
+                continue
             follows = self._peek()
             if follows == ",":
                 self._at += 1
+                self._peek()
             elif follows == "]":
                 self._at += 1
                 return
@@ -109,6 +115,9 @@ class JsonStream:
                 if self._ended or len(self._text) - self._at > _MAX_VALUE:
                     raise self._error("a value") from error
             else:
+                if isinstance(value, dict):
+                    self._at = end
+                    return value
                 # A number at the end of the text may go on: "1", "1.", "1.5e".
                 rest = _NUMBER.match(self._text, end)
                 if self._ended or (rest and rest.end() < len(self._text)):

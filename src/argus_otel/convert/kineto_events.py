@@ -338,6 +338,8 @@ def _phase_of(name: str) -> str | None:
 
 def _number(value: object) -> float | None:
     """A finite number, also where it is written as a string."""
+    if type(value) is float and -9e18 < value < 9e18:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from argus_otel._runtime.errors import ArgusError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
 
     from typing_extensions import Buffer
@@ -97,38 +97,60 @@ class Source:
         return data
 
 
-def list_sources(paths: Sequence[Path], wanted: Callable[[str], bool]) -> list[Source]:
+def list_sources(
+    paths: Sequence[Path],
+    wanted: Callable[[str], bool],
+    skip: Callable[[SourceError], None] | None = None,
+) -> list[Source]:
     """Files in the order given; folders and archives are gone through by name.
 
     Args:
         paths: Files, tar archives, or folders, which are searched through all levels.
         wanted: Whether a file in a folder or archive is meant, by its name without folders. A
             file that is named itself always is.
+        skip: Told of a path that cannot be read, which is then left out; without it that is an
+            error.
 
     Raises:
         SourceError: A path is not there, an archive is damaged, or there is nothing to convert.
     """
     found: list[Source] = []
     for path in paths:
-        if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.is_file())
-            for file in inside:
-                if _is_tar(file):
-                    found += _members(file, wanted)
-                elif wanted(file.name):
-                    found.append(_source(file))
-        elif not path.is_file():
-            raise source_error(str(path), "not there", "a file or folder", "Check the path.")
-        elif _is_tar(path):
-            found += _members(path, wanted)
-        else:
-            found.append(_source(path))
+        try:
+            found += _sources_of(path, wanted)
+        except SourceError as error:
+            if skip is None:
+                raise
+            skip(error)
     if not found:
         named = ", ".join(str(path) for path in paths) or "what was given"
         raise source_error(
             named, "without a file of that kind", "traces to convert", "Check the path."
         )
     return found
+
+
+def _sources_of(path: Path, wanted: Callable[[str], bool]) -> list[Source]:
+    try:
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.is_file())
+            return [source for file in inside for source in _file(file, wanted)]
+        if not path.is_file():
+            raise source_error(str(path), "not there", "a file or folder", "Check the path.")
+        return _file(path, lambda name: wanted(name) or name == path.name)
+    except OSError as error:
+        raise source_error(
+            str(path), f"not readable: {error}", "a file or folder", "Check the path."
+        ) from error
+
+
+def _file(path: Path, wanted: Callable[[str], bool]) -> list[Source]:
+    if path.name.endswith(_TAR_ENDINGS):
+        return _members(path, wanted)
+    if not wanted(path.name):
+        return []
+    about = path.stat()
+    return [Source(path, None, about.st_size, about.st_mtime_ns)]
 
 
 def name_of(paths: Sequence[Path]) -> str:
@@ -138,12 +160,7 @@ def name_of(paths: Sequence[Path]) -> str:
     return path.name.split(".")[0] or path.name or "traces"
 
 
-def _source(path: Path) -> Source:
-    about = path.stat()
-    return Source(path, None, about.st_size, about.st_mtime_ns)
-
-
-def _members(path: Path, wanted: Callable[[str], bool]) -> Iterable[Source]:
+def _members(path: Path, wanted: Callable[[str], bool]) -> list[Source]:
     try:
         with tarfile.open(path) as archive:
             members = [member for member in archive if member.isfile()]
@@ -151,10 +168,6 @@ def _members(path: Path, wanted: Callable[[str], bool]) -> Iterable[Source]:
         raise source_error(str(path), f"not readable: {error}", "a tar archive") from error
     found = [Source(path, member.name, member.size, int(member.mtime * 1e9)) for member in members]
     return sorted((s for s in found if wanted(s.file_name)), key=lambda s: s.name)
-
-
-def _is_tar(path: Path) -> bool:
-    return path.name.endswith(_TAR_ENDINGS)
 
 
 def _unzipped(raw: _Counted) -> BinaryIO:

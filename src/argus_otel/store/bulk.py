@@ -8,6 +8,7 @@ reader of some steps reads little else.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from argus_otel.tables.schemas import RunSummary, RunTables
+
+_log = logging.getLogger(__name__)
 
 STEP_TABLES: Final = ("steps", "collectives", "micro_batches", "devices", "events", "heartbeats")
 """Tables whose rows belong to a step: each block brings its own."""
@@ -81,16 +84,30 @@ def write_run(folder: Path, summary: RunSummary, blocks: Iterable[RunTables]) ->
             ) from error
         finally:
             dataset.remove_leftovers()
+            _remove_if_empty(dataset)
         return written
 
 
 def _run_folder(store: Path, summary: RunSummary) -> Path:
     for path in sorted(store.iterdir()):
         if path.is_dir() and path.name[:1] not in "._":
-            manifest = read_manifest(path)
+            try:
+                manifest = read_manifest(path)
+            except StoreError as error:
+                _log.warning("%s", error)  # another run's, which is none of ours
+                continue
             if manifest and manifest.summary and manifest.summary.run == summary.run:
                 return path
     return new_run_folder(store, summary.run_id, summary.run)
+
+
+def _remove_if_empty(dataset: Dataset) -> None:
+    """Leave nothing behind of a run of which nothing was written."""
+    if dataset.manifest.generation == 0:
+        with contextlib.suppress(OSError):
+            for folder in dataset.folder.iterdir():
+                folder.rmdir()
+            dataset.folder.rmdir()
 
 
 class _Writer:

@@ -327,6 +327,9 @@ def test_an_archive_cut_short_is_an_error(data, tmp_path, convert):
 
     with pytest.raises(SourceError, match="not readable"):
         convert(path)
+    run = convert(path, data / "hta/sampled_rank-0.json.gz", keep_going=True)
+
+    assert [name for name, _ in run.account.skipped] == [str(path)]
 
 
 def test_an_empty_folder_is_an_error(tmp_path, convert):

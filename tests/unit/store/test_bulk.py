@@ -177,6 +177,16 @@ def test_no_blocks_are_refused(tmp_path):
         write_run(tmp_path, SUMMARY, [])
 
     assert ParquetStore(tmp_path).runs() == []
+    assert [path.name for path in tmp_path.iterdir()] == [".writer.lock"]
+
+
+def test_a_damaged_run_beside_it_does_not_keep_a_run_out(tmp_path, caplog):
+    """It is another one's, and is said."""
+    (tmp_path / "old-1").mkdir()
+    (tmp_path / "old-1/manifest.json").write_text("{")
+
+    assert write_run(tmp_path, SUMMARY, [block(0)]).steps == 1
+    assert "old-1" in caplog.text
 
 
 def test_a_store_that_is_being_served_is_left_alone(tmp_path):

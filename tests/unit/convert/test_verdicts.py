@@ -1,0 +1,43 @@
+"""What argus says of the real traces, against what is known of them."""
+
+import pytest
+
+from argus_otel.convert.bytedance import convert_bytedance
+from argus_otel.convert.flight_recorder import convert_flight_recorder
+from argus_otel.service import judge
+from argus_otel.store.bulk import write_run
+from argus_otel.store.parquet import ParquetStore
+
+
+@pytest.fixture(scope="session")
+def verdicts(data, tmp_path_factory):
+    """Run id → cause → ranks, of what is more than information."""
+    folder = tmp_path_factory.mktemp("judged")
+    conversions = convert_bytedance([data / "bytedance"])
+    for name in ("lock_gil", "gpu_error"):
+        archive = data / f"nvrx/flight_recorder_{name}.tar.gz"
+        conversions += convert_flight_recorder([archive], run_id=name)
+    for conversion in conversions:
+        write_run(folder, conversion.summary, conversion.blocks)
+    store = ParquetStore(folder)
+    found = {}
+    for run in store.runs():
+        findings = judge(store, run.run).verdict.diagnosis.findings
+        found[run.run_id] = {f.cause: f.ranks for f in findings if f.severity != "info"}
+    return found
+
+
+def test_the_slow_worker_is_named(verdicts):
+    """ByteDance made one worker of 64 GPUs slow; their what-if puts all of the loss on it."""
+    assert verdicts["AR"] == {"compute_straggler": (0,)}
+
+
+def test_the_stage_that_holds_too_much_is_named(verdicts):
+    """And nobody on it is called slow."""
+    assert verdicts["ST"] == {"pipeline_imbalance": (6, 7)}
+
+
+def test_the_ranks_with_the_planted_fault_are_named(verdicts):
+    """As NVIDIA's log of the injection says."""
+    assert verdicts["lock_gil"] == {"hang": (9, 14)}
+    assert verdicts["gpu_error"] == {"hang": (12, 14)}
