@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _POINTS = 400
 """More steps than this are looked at in blocks: intervals are counted by their square."""
 _BURST_WINDOW = 20
+_MOST_MEMORY = 0.9
+"""A slow drift looks like noise that hangs together; beyond this it is one."""
 
 
 def detect(run: Run, params: Params) -> Diagnosis:
@@ -69,7 +71,7 @@ def _level(run: Run, params: Params, at: NDArray[np.int64], logs: list[Floats]) 
         before, now = np.median(log_S[:first]), np.median(log_S[inside])
         sigma = _scatter(log_S, inside)
         outside = log_S[~inside]
-        error = sigma * np.sqrt(1 / inside.sum() + 1 / outside.size)
+        error = sigma * np.sqrt(1 / inside.sum() + 1 / outside.size) * _memory(log_S, inside)
         shift = float(min(now - before, now - np.median(outside)))
         if shift < max(params["shift_sigma"] * sigma, params["z"] * error):
             return None
@@ -83,6 +85,8 @@ def _level(run: Run, params: Params, at: NDArray[np.int64], logs: list[Floats]) 
         or inside.sum() < params["held_steps"]
         or _crowding(run, at[inside]) >= params["crowded_share"]
     )
+    # Over, and soon: there is nothing left to do.
+    mild |= last < at.size and inside.sum() < params["brief_steps"]
     over_A = np.zeros(run.ordinals_A.size, dtype=bool)
     over_A[at[inside]] = True
     since = int(run.ordinals_A[at[first]])
@@ -142,6 +146,19 @@ def _interval(log_S: Floats, params: Params) -> tuple[int, int]:
 def _running_median(log_S: Floats, width: int) -> Floats:
     padded = np.pad(log_S, width // 2, mode="edge")
     return median_over(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
+
+
+def _memory(log_S: Floats, inside: NDArray[np.bool_]) -> float:
+    """How much larger a mean's error is because steps hang together, from neighbours within a level.
+
+    Source:
+        Bayley and Hammersley (1946), effective number of autocorrelated observations, first order.
+    """
+    rest = np.where(inside, log_S - np.median(log_S[inside]), log_S - np.median(log_S[~inside]))
+    rest = np.clip(rest, *np.quantile(rest, (0.02, 0.98)))
+    together = float((rest[1:] * rest[:-1]).mean() / max(float((rest**2).mean()), 1e-12))
+    kept = min(max(together, 0.0), _MOST_MEMORY)
+    return float(np.sqrt((1 + kept) / (1 - kept)))
 
 
 def _scatter(log_S: Floats, inside: NDArray[np.bool_]) -> float:
