@@ -28,6 +28,7 @@ import yaml
 
 from argus_otel.convert.conversion import (
     DEVICE,
+    MAX_RANKS,
     Account,
     Conversion,
     GroupBook,
@@ -67,6 +68,19 @@ _COLUMNS: Final[Mapping[str, pa.DataType]] = {
     "mc": pa.int64(),
     "mb_id": pa.int64(),
 }
+
+_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "dp_rank": (0, MAX_RANKS),
+    "stage": (0, 1 << 12),
+    "rank": (0, MAX_RANKS),
+    "step": (0, 2**31 - 1),
+    "start_ts": (-1e6, 1e6),
+    "duration": (0, 1e6),
+    "seq_id": (-1, 2**31 - 1),
+    "mc": (-1, 1 << 12),
+    "mb_id": (-1, 1 << 16),
+}
+"""What can be; times are seconds within a step."""
 
 _PASSES: Final = {"forward-compute": "forward", "backward-compute": "backward"}
 _OPTIMIZER: Final = "optimizer"
@@ -155,7 +169,7 @@ class _Trace:
     def size(self, name: str, least: int) -> int:
         """A size from the meta file, or the least that it can be."""
         value = self.meta.get(f"{name}_size")
-        return max(value, least) if isinstance(value, int) else least
+        return min(max(value, least), MAX_RANKS) if type(value) is int else least
 
 
 def _read(source: Source, advance: Advance | None) -> _Trace:
@@ -182,13 +196,11 @@ def _read(source: Source, advance: Advance | None) -> _Trace:
         if not known.all():
             row = int(np.flatnonzero(~known)[0])
             raise source_error(source, f"without a {name} in row {row}", _EXPECTED)
-    for name in ("rank", "stage", "dp_rank", "step"):
-        if columns[name].min() < 0 or columns[name].max() >= 2**31:
+    for name, (least, most) in _RANGES.items():
+        if columns[name].min() < least or columns[name].max() > most:
             raise source_error(source, f"with a {name} out of range", _EXPECTED)
     if optype.null_count:
         raise source_error(source, "without an optype in some row", _EXPECTED)
-    if columns["duration"].min() < 0:
-        raise source_error(source, "with a negative duration", _EXPECTED)
     order = np.lexsort((columns["start_ts"], columns["rank"], columns["step"]))
     return _Trace(
         columns={name: values[order] for name, values in columns.items()},

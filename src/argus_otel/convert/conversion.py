@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ATTEMPT: Final = 0
 ROLE: Final = "trainer"
+MAX_RANKS: Final = 1 << 22
+"""More than any job has: what says more is damaged, and would be listed rank by rank."""
 DEVICE: Final = "GPU"
 """The GPU of a rank that has one, where the source does not say which."""
 
@@ -105,7 +107,10 @@ class RunName:
         arrays = []
         for about in schema:
             values = columns.get(about.name, fixed.get(about.name))
-            if isinstance(values, (str, int, float, bool)) or values is None:
+            if values is None:
+                arrays.append(pa.nulls(rows, about.type))
+                continue
+            if isinstance(values, (str, int, float, bool)):
                 arrays.append(pa.repeat(pa.scalar(values, about.type), rows))
                 continue
             array = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)

@@ -323,24 +323,45 @@ def _entry(raw: Mapping[str, Any], groups: Mapping[str, _Group]) -> _Entry:
     seq = raw.get("collective_seq_id", raw.get("seq_id"))
     state = str(raw["state"])
     return _Entry(
-        record=int(raw.get("record_id", raw.get("id", 0))),
+        record=_whole(raw.get("record_id", raw.get("id", 0))),
         group=group,
         op=op,
-        seq=None if is_direct or seq is None else int(seq),
+        seq=None if is_direct or seq is None else _whole(seq),
         peer=peer,
         payload_bytes=_payload_bytes(raw),
-        created_ns=int(raw["time_created_ns"]),
-        timeout_ns=int(raw.get("timeout_ms") or 0) * 1_000_000,
+        created_ns=_whole(raw["time_created_ns"]),
+        timeout_ns=_whole((raw.get("timeout_ms") or 0) * 1_000_000),
         started_ns=_time(raw.get("time_discovered_started_ns")),
         completed_ns=_time(raw.get("time_discovered_completed_ns")),
-        duration_s=float(duration_ms) / 1e3 if duration_ms is not None else None,
+        duration_s=_seconds(duration_ms),
         completed=state == "completed",
         stack=_stack(raw.get("frames")),
     )
 
 
-def _time(value: object) -> int | None:
-    return int(value) if isinstance(value, (int, float)) and value > 0 else None
+def _whole(value: Any) -> int:  # noqa: ANN401 - whatever is in the file
+    """A number that fits the tables.
+
+    Raises:
+        ValueError: It does not.
+    """
+    number = int(value)
+    if not 0 <= number < 2**62:
+        msg = f"out of range: {number}"
+        raise ValueError(msg)
+    return number
+
+
+def _time(value: Any) -> int | None:  # noqa: ANN401 - whatever is in the file
+    return (_whole(value) or None) if isinstance(value, (int, float)) else None
+
+
+def _seconds(duration_ms: Any) -> float | None:  # noqa: ANN401 - whatever is in the file
+    """A duration; None where there is none, or none that can be."""
+    if duration_ms is None:
+        return None
+    seconds = float(duration_ms) / 1e3
+    return seconds if 0 <= seconds < math.inf else None
 
 
 def _payload_bytes(raw: Mapping[str, Any]) -> int:
@@ -351,7 +372,7 @@ def _payload_bytes(raw: Mapping[str, Any]) -> int:
         math.prod(int(n) for n in shape) * element_bytes(str(kind))
         for shape, kind in zip(sizes, kinds, strict=False)
     )
-    return min(total, 2**62)
+    return max(min(total, 2**62), 0)
 
 
 def _stack(frames: object) -> str | None:

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from argus_otel.convert.conversion import (
+    MAX_RANKS,
     Account,
     Conversion,
     GroupBook,
@@ -176,6 +177,8 @@ class _Job:
 
     def _rank_of(self, source: Source, reading: Reading) -> int:
         size = reading.distributed("world_size")
+        if size is not None and not 0 < size <= MAX_RANKS:
+            raise source_error(source, f"of a job with {size} ranks", "a number that can be")
         if size is not None:
             if self._world is None:
                 self._world = size, source
@@ -196,7 +199,7 @@ class _Job:
                     "Give it a name with its rank.",
                 )
             rank = int(match[1]) if match else 0
-        if not 0 <= rank < 2**31 or (size is not None and rank >= size):
+        if not 0 <= rank < MAX_RANKS or (size is not None and rank >= size):
             raise source_error(source, f"of rank {rank} of {size}", "a rank of the job")
         return rank
 
@@ -341,7 +344,9 @@ class _File:
                     "ordinal": step.ordinal,
                     "group": group,
                     "op": op,
-                    "seq": told if type(told) is int else step.ordinal * _STRIDE + nth,
+                    "seq": told
+                    if type(told) is int and 0 <= told < 2**62
+                    else step.ordinal * _STRIDE + nth,
                     "peer": peer,
                     "payload_bytes": payload,
                     "arrival_s": arrival,
@@ -381,7 +386,7 @@ class _File:
         peer = None
         if op in ("send", "recv"):
             peer = about.get("Dst Rank" if op == "send" else "Src Rank")
-            peer = peer if type(peer) is int and peer >= 0 else None
+            peer = peer if type(peer) is int and 0 <= peer < MAX_RANKS else None
         return op, self._group_of(about), peer, payload
 
     def _group_of(self, about: Mapping[str, Any]) -> int:
@@ -411,7 +416,8 @@ def _to_ns(base_ns: int, at_us: Floats) -> Ints:
 
 def _groups_of(reading: Reading) -> dict[str, tuple[str, tuple[int, ...], int]]:
     """Groups by torch's name: description, ranks, and which one of its like."""
-    configured = (reading.beside.get("distributedInfo") or {}).get("pg_config")
+    about = reading.beside.get("distributedInfo")
+    configured = about.get("pg_config") if isinstance(about, dict) else None
     found: dict[str, tuple[str, tuple[int, ...], int]] = {}
     alike: Counter[tuple[str, tuple[int, ...]]] = Counter()
     if not isinstance(configured, list):
@@ -419,9 +425,9 @@ def _groups_of(reading: Reading) -> dict[str, tuple[str, tuple[int, ...], int]]:
     for group in configured:
         if not isinstance(group, dict) or not isinstance(group.get("ranks"), list):
             continue
-        ranks = tuple(sorted(r for r in group["ranks"] if type(r) is int and 0 <= r < 2**31))
-        about = (str(group.get("pg_desc") or "undefined"), ranks)
+        ranks = tuple(sorted(r for r in group["ranks"] if type(r) is int and 0 <= r < MAX_RANKS))
+        key = (str(group.get("pg_desc") or "undefined"), ranks)
         if ranks:
-            found[str(group.get("pg_name"))] = (*about, alike[about])
-            alike[about] += 1
+            found[str(group.get("pg_name"))] = (*key, alike[key])
+            alike[key] += 1
     return found

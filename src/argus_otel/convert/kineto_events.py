@@ -51,6 +51,8 @@ _WRAPPERS: Final = (
     "FullyShardedDataParallel.forward",
 )
 
+_FURTHEST_US: Final = 4e15
+"""Microseconds that, with a base, still fit 63 bits as nanoseconds: the year 2096."""
 _KEPT: Final = (
     "Collective name",
     "In msg nelems",
@@ -218,7 +220,7 @@ class Reading:
     def base_ns(self) -> int:
         """What times are relative to, Unix ns: 0 in older traces."""
         base = self.beside.get("baseTimeNanoseconds")
-        return base if type(base) is int and 0 <= base < 2**62 else 0
+        return base if type(base) is int and 0 <= base < 4 * 10**18 else 0
 
     def pid(self) -> int | None:
         """The process that ran the steps."""
@@ -337,8 +339,8 @@ def _phase_of(name: str) -> str | None:
 
 
 def _number(value: object) -> float | None:
-    """A finite number, also where it is written as a string."""
-    if type(value) is float and -9e18 < value < 9e18:
+    """A number that can be a time, also where it is written as a string."""
+    if type(value) is float and -_FURTHEST_US < value < _FURTHEST_US:
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
@@ -346,4 +348,4 @@ def _number(value: object) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) and abs(number) < 2**63 else None
+    return number if abs(number) < _FURTHEST_US else None

@@ -203,6 +203,8 @@ def test_operations_of_a_kind_that_is_not_known_are_counted(trace, stored):
         (lambda t: t.set_column(2, "rank", pa.array([-1] * t.num_rows)), "rank out of range"),
         (lambda t: t.set_column(5, "start_ts", pa.nulls(t.num_rows, pa.float32())), "start_ts"),
         (lambda t: t.set_column(2, "rank", pa.array(range(t.num_rows))), "two worlds"),
+        (lambda t: t.set_column(1, "stage", pa.array([10**9] * t.num_rows)), "stage out of range"),
+        (lambda t: t.set_column(6, "duration", pa.array([1e30] * t.num_rows)), "duration out of"),
     ],
 )
 def test_what_is_no_such_trace_is_named(trace, change, message):

@@ -238,13 +238,44 @@ def test_what_is_no_dump_is_named(tmp_path, content, message):
     assert str(path) in str(error.value)
 
 
+def test_a_dump_cut_or_changed_anywhere_is_an_error_or_a_run(unpack, tmp_path):
+    """Never anything else: a thousand damaged copies of a real one."""
+    (path,) = unpack("nvrx/flight_recorder_gpu_error.tar.gz").rglob("_dump_12")
+    whole = path.read_bytes()
+    damaged = [whole[:end] for end in range(0, len(whole), 11)]
+    damaged += [
+        whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :]
+        for at in range(0, len(whole), 23)
+        for bit in (1, 0x80)
+    ]
+    outcomes = set()
+
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            (conversion,) = convert_flight_recorder([path])
+            outcomes.add(len(list(conversion.blocks)))
+        except SourceError:
+            outcomes.add("refused")
+
+    assert outcomes == {1, "refused"}
+
+
 def test_damaged_entries_are_counted(dump, stored):
     """One that lacks a field costs nothing but itself."""
-    broken = [None, 7, {}, entry(state=None, time_created_ns="x"), entry(process_group=3)]
+    broken = [
+        None,
+        7,
+        {},
+        entry(time_created_ns="x"),
+        entry(time_created_ns=2**70),
+        entry(process_group=3),
+        entry(collective_seq_id=-(2**70)),
+    ]
 
     (run,) = stored(convert_flight_recorder([dump(entries=[*broken, entry()])])).values()
 
-    assert run.account.unmapped == {"damaged entry": 5}
+    assert run.account.unmapped == {"damaged entry": 7}
     assert run.tables.collectives.num_rows == 1
 
 

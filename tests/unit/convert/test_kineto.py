@@ -310,6 +310,30 @@ def test_what_is_no_trace_is_named(tmp_path, convert, content, message):
     assert str(path) in str(error.value)
 
 
+def test_a_trace_cut_anywhere_is_an_error(trace):
+    """Wherever a full disk stopped it."""
+    path = trace()
+    whole = path.read_bytes().rstrip()
+
+    for end in range(0, len(whole), 7):
+        path.write_bytes(whole[:end])
+        (conversion,) = convert_kineto([path])
+        with pytest.raises(SourceError):
+            list(conversion.blocks)
+
+
+def test_numbers_that_cannot_be_are_left_out(trace, convert):
+    """Times beyond all clocks, jobs of more ranks than there are."""
+    far = [span("kernel", "gemm", 1e30, 5), span("kernel", "gemm", 5, 10**30)]
+
+    run = convert(trace([*far, *ONE_STEP], baseTimeNanoseconds=2**80))
+
+    assert run.account.unmapped["damaged event"] == 2
+    assert run.rows("steps")[0]["start_ns"] == 1_000_000
+    with pytest.raises(SourceError, match="of a job with"):
+        convert(trace(world_size=10**12))
+
+
 def test_a_real_trace_cut_short_is_an_error(data, tmp_path, convert):
     """A copy that was not finished."""
     whole = (data / "hta/sampled_rank-0.json.gz").read_bytes()

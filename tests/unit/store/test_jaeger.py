@@ -217,6 +217,16 @@ def test_a_run_reads_the_same_as_from_the_embedded_store(tmp_path, job_spans, op
         assert getattr(tables, name).equals(getattr(expected, name)), name
 
 
+def test_blocks_are_the_whole_run(job_spans, opened):
+    """What Jaeger's API suits fits in memory."""
+    store = opened(FakeJaeger(job_spans()))
+    run = store.resolve("latest")
+
+    (block,) = store.blocks(run)
+
+    assert block.steps.equals(store.read(run).steps)
+
+
 def test_more_steps_than_a_page_holds_are_all_read(job_spans, opened):
     """Four hundred steps, in a week of which they take forty seconds."""
     jaeger = FakeJaeger(job_spans(steps=range(400), ranks=[0, 1], world_size=2))
