@@ -176,6 +176,9 @@ def _finding(
                 "Look at what this rank waits for: `py-spy dump --pid` on its process, or the "
                 "longest phase of its trace; suspect file I/O, locks, sleeps, device syncs."
             )
+    victims = _victims(window, rank, over_S)
+    evidence.update(victims)
+    waiting = " The others wait for it in {others_waited_in}.".format(**victims) if victims else ""
     delay_s = float(lowest_mean(window.column("run_delay_s")[over_S, rank], axis=0))
     if not np.isnan(delay_s):
         evidence["run_delay_s"] = round(delay_s, 6)
@@ -190,7 +193,29 @@ def _finding(
         slowdown=ratio,
         lost_s=usual_s * (1 - 1 / ratio) * share,
         summary=f"{who} takes {ratio:.2f} times as long as {than} for its own part of the step"
-        f"{often}.{why}",
+        f"{often}.{why}{waiting}",
         next_step=todo,
         evidence=evidence,
     )
+
+
+def _victims(window: Window, rank: int, over_S: NDArray[np.bool_]) -> dict[str, Any]:
+    """Where the others wait for this rank: what looks like a slow network on their side.
+
+    Whoever comes last to a collective hardly waits in it; the others wait for all its lateness.
+    """
+    run = window.frame.whole
+    seen = run.operations
+    steps = window.frame.index_S[window.start : window.stop][over_S]
+    late_SL = (seen.last_AL[steps] == rank) & (seen.group_L >= 0)[None, :]
+    if not late_SL.any():
+        return {}
+    waited_SL = np.where(late_SL, seen.longest_AL[steps] - seen.transfer_AL[steps], 0.0)
+    lane = int(np.bincount(np.nan_to_num(waited_SL).argmax(axis=1)).argmax())
+    waited_s = float(median_over(waited_SL[:, lane].astype(np.float64), axis=0))
+    group = run.groups[int(seen.group_L[lane])]
+    return {
+        "others_waited_s": round(waited_s, 6),
+        "others_waited_in": f"{seen.op_L[lane]} of {group.description}",
+        "others_waiting": int(group.members.size) - 1,
+    }

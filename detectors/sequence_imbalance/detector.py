@@ -75,13 +75,15 @@ def detect(run: Run, params: Params) -> Diagnosis:
         return Diagnosis()
     slowest = np.bincount(np.nan_to_num(time_AD[over_A]).argmax(axis=1))
     often = float(slowest.max() / slowest.sum())
+    before_A = enough_A & settled_A & (np.arange(over_A.size) < np.argmax(over_A))
+    new = np.count_nonzero(before_A) >= WARM_UP_STEPS
     finding = make_run_finding(
         run,
         params,
         cause="sequence_imbalance",
         ranks=(),
         over_A=over_A,
-        severity=params.severity(cost=cost) or "info",
+        severity=params.severity(cost=cost, new_cost=cost if new else 0.0) or "info",
         slowdown=1 + cost,
         lost_s=lost_s,
         summary="No node is bad: in each step all ranks wait for the one with the longest batch, "

@@ -83,7 +83,7 @@ def test_the_cause_and_its_place_are_named_and_nothing_else(seed, cluster, text)
 )
 def test_noise_and_ragged_batches_are_nobodys_fault(seed, cluster, options):
     """Up to 8 % from step to step, or lengths that differ by a tenth."""
-    assert loud(said_of(cluster, seed, **options)) - {("sequence_imbalance", ())} == set()
+    assert loud(said_of(cluster, seed, **options)) == set()
 
 
 @pytest.mark.parametrize("cluster", ["ddp-8", "fsdp-64"])
