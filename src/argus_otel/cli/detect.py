@@ -55,8 +55,8 @@ def detect(
 ) -> None:
     """Say what slows a run down, and write the verdict into its traces.
 
-    Exit codes: 0 nothing above info, 1 something found, 2 wrong usage, 3 every detector abstained,
-    4 the store could not be read.
+    Exit codes: 0 nothing above info, 1 something found, 2 wrong usage, 3 too little is there to
+    judge by, 4 the store could not be read.
     """
     source, url = opened(store, header)
     judged = service.judge(source, run, since_ns=begin_ns(since), detector_folders=detectors or ())

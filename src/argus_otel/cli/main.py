@@ -21,6 +21,7 @@ _COMMANDS = (
     "detect",
     "report",
     "compare",
+    "watch",
     "simulate",
     "convert",
     "detectors",

@@ -58,7 +58,7 @@ def begin_ns(since: str | None) -> int | None:
     return None if since is None else time.time_ns() - read_age_ns(since)
 
 
-def read_age_ns(text: str) -> int:
+def read_age_ns(text: str, option: str = "--since") -> int:
     """Nanoseconds of ``30m``, ``2h``, ``7d``.
 
     Raises:
@@ -67,9 +67,9 @@ def read_age_ns(text: str) -> int:
     match = _AGE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            "--since",
+            option,
             got=repr(text),
             expected="a number and one of s, m, h, d, w",
-            fix="For example: --since 2h",
+            fix=f"For example: {option} {'2h' if option == '--since' else '10s'}",
         )
     return int(float(match[1]) * _UNITS_S[match[2]] * 1e9)

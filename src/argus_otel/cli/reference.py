@@ -16,13 +16,15 @@ _EXIT_CODES = """
 |---|---|---|
 | 0 | all | done; `argus detect`: nothing above info |
 | 1 | `argus detect` | something above info was found |
+| 1 | `argus watch --once` | something above info is open |
+| 1 | `argus compare` | something is slower, with its whole interval beyond the threshold |
 | 1 | `argus convert` | converted, but for files that were left out |
 | 1 | `argus doctor` | something failed |
 | 1 | `argus demo` | what was found is not what was planted |
 | 1 | `argus stack status` | it is not running |
 | 2 | all | wrong usage or a bad setting |
-| 3 | `argus detect` | every detector abstained |
-| 4 | `argus detect`, `runs`, `report` | the store could not be read |
+| 3 | `argus detect`, `watch --once`, `compare` | too little is there to judge by |
+| 4 | `argus detect`, `runs`, `report`, `compare`, `watch --once` | the store could not be read |
 | 5 | `argus stack` | it could not be built or started |
 | 126, 127 | `argus run` | the command cannot be run, or is not there |
 | other | `argus run` | the command's own; 128 + the signal's number where one ended it |

@@ -91,5 +91,6 @@ METRIC_ARGUS_SELF_SPANS: Final = "argus.self.spans"
 METRIC_ARGUS_SELF_SENT: Final = "argus.self.sent"
 METRIC_ARGUS_SELF_DROPS: Final = "argus.self.drops"
 METRIC_ARGUS_SELF_QUEUE: Final = "argus.self.queue"
+METRIC_ARGUS_FINDING_ACTIVE: Final = "argus.finding.active"
 
 METRIC_ATTRIBUTE_CAUSE: Final = "cause"

@@ -28,8 +28,18 @@ def write_store():
     return _write_store
 
 
-def _write_store(folder, case, *, run_id="llama-70b-3", service="train", from_step=0):
-    """Write a case into a store folder, as ``argus serve`` would."""
+def _write_store(
+    folder,
+    case,
+    *,
+    run_id="llama-70b-3",
+    service="train",
+    from_step=0,
+    until_step=1 << 30,
+    only_ranks=None,
+    nonce=NONCE,
+):
+    """Write a case, or some steps of it, into a store folder, as ``argus serve`` would."""
     tables = build_run(case)
     world = case["ranks"]
     members = tuple(range(world))
@@ -42,13 +52,15 @@ def _write_store(folder, case, *, run_id="llama-70b-3", service="train", from_st
             rows = [
                 row
                 for row in tables.steps.to_pylist()
-                if row["rank"] == rank and row["ordinal"] >= from_step
+                if row["rank"] == rank and from_step <= row["ordinal"] < until_step
             ]
+            if not rows or (only_ranks is not None and rank not in only_ranks):
+                continue
             digests = [_digest(row, group, members) for row in rows]
             spans = b"".join(
                 encode_span(
                     name=names.SPAN_RANK_STEP,
-                    trace_id=(trace := ids.step_trace_id(NONCE, 0, digest.ordinal, 0)),
+                    trace_id=(trace := ids.step_trace_id(nonce, 0, digest.ordinal, 0)),
                     span_id=ids.span_id(trace, ids.RANK_STEP, rank),
                     parent_span_id=ids.span_id(trace, ids.ROOT, 0),
                     start_ns=digest.start_ns,
@@ -62,7 +74,7 @@ def _write_store(folder, case, *, run_id="llama-70b-3", service="train", from_st
                     "service.name": service,
                     "host.name": host,
                     names.ARGUS_RUN_ID: run_id,
-                    names.ARGUS_RUN_NONCE: NONCE.hex(),
+                    names.ARGUS_RUN_NONCE: nonce.hex(),
                     names.DL_RANK: rank,
                     names.DL_WORLD_SIZE: world,
                 }

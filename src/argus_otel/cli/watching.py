@@ -1,0 +1,235 @@
+"""Judges a run again and again while it is written: reads only what is new, forgets what is old.
+
+Kept in memory are the first steps of the run, so that there is something to compare with, and the
+latest ones. Of the newest steps some ranks' digests may be on their way: those are read once more
+the next time.
+
+Shape legend: S = steps, R = ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from argus_otel import service
+from argus_otel.align.steps import with_one_step_count
+from argus_otel.detect.engine import diagnose_run
+from argus_otel.detect.run import RunBuilder
+from argus_otel.store.naming import LATEST
+from argus_otel.tables.findings import Diagnosis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from argus_otel.detect.definition import Detector
+    from argus_otel.detect.engine import Verdict
+    from argus_otel.publish.ledger import Change, Ledger
+    from argus_otel.store.protocol import Store
+    from argus_otel.tables.findings import Finding
+    from argus_otel.tables.schemas import RunSummary, RunTables
+
+KEPT_STEPS: Final = 200
+FIRST_STEPS: Final = 60
+"""Of the run, kept for comparison: the warm-up and fifty more."""
+_MOST_ROWS: Final = 1_500_000
+"""Rows of the steps table held at most, whatever the size of the job; 40 steps at least."""
+_LATE_STEPS: Final = 20
+"""A rank that lacks a step so far behind the newest will not send it any more."""
+_AT_ONCE: Final = 256
+"""Steps asked for in one reading, where the store is asked trace by trace."""
+_NO_END: Final = 1 << 62
+_QUIET_NS: Final = 120 * 10**9
+"""A run that sent nothing for so long is left for a newer one."""
+_BY_ORDINAL: Final = ("steps", "collectives", "micro_batches", "events", "devices", "heartbeats")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What one look at the store brought."""
+
+    run: RunSummary
+    verdict: Verdict
+    changes: tuple[Change, ...]
+    open: tuple[Finding, ...]
+    steps: pa.Table
+    """``tables.STEPS`` of what is held."""
+    newest_step: int
+    fresh: bool
+    """Whether anything had come since the look before."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Watcher:
+    """Looks at one run at a time; ``latest`` may move on to another."""
+
+    open_store: Callable[[], Store]
+    run_name: str
+    ledger: Ledger
+    detectors: Sequence[Detector]
+    info: bool = False
+    """Whether information is told too."""
+    store: Store | None = None
+    _run: RunSummary | None = None
+    _held: list[RunTables] = field(default_factory=list)
+    _tail: RunTables | None = None
+    _next: int = 0
+    """First step that is not held for good."""
+    _steps: int = 0
+    """Of the run, when last read."""
+    _seen: tuple[int, int, int] = (-1, 0, 0)
+    _last: Look | None = None
+    _left: list[Change] = field(default_factory=list)
+
+    def look(self) -> Look:
+        """Read what is new and judge.
+
+        Raises:
+            StoreError: The store cannot be read now; nothing is lost, look again.
+        """
+        if self.store is None:
+            self.store = self.open_store()
+        run = self._resolve(self.store)
+        if self._run is None or run.run != self._run.run:
+            self._begin(self.store, run)
+        self._run = run
+        self._read(self.store, run)
+        parts = [*self._held, *([self._tail] if self._tail is not None else [])]
+        steps = pa.concat_tables([part.steps for part in parts])
+        newest = int(pc.max(steps["ordinal"]).as_py()) if steps.num_rows else -1
+        beats = sum(part.heartbeats.num_rows for part in parts)
+        seen = (newest, steps.num_rows, beats)
+        if self._last is not None and seen == self._seen and self._last.run.run == run.run:
+            return replace(self._last, changes=self._take_left(), fresh=False)
+        self._seen = seen
+        builder = RunBuilder()
+        for part in parts:
+            builder.add(with_one_step_count(part))
+        verdict = diagnose_run(builder.build(), self.detectors)
+        worth = [
+            self._in_view(finding)
+            for finding in verdict.diagnosis.findings
+            if self.info or finding.severity != "info"
+        ]
+        changes = self.ledger.update(run.run, worth, newest)
+        self._last = Look(
+            run=run,
+            verdict=verdict,
+            changes=(*self._take_left(), *changes),
+            open=tuple(self.ledger.open_in(run.run)),
+            steps=steps,
+            newest_step=newest,
+            fresh=True,
+        )
+        return self._last
+
+    def judged(self, look: Look, findings: Sequence[Finding]) -> service.Judged:
+        """As ``service.publish`` takes it: these findings only."""
+        verdict = replace(look.verdict, diagnosis=Diagnosis(findings=tuple(findings)))
+        return service.Judged(run=look.run, steps=look.steps, damaged_digests=0, verdict=verdict)
+
+    def _take_left(self) -> tuple[Change, ...]:
+        left, self._left = tuple(self._left), []
+        return left
+
+    def _resolve(self, store: Store) -> RunSummary:
+        """The run to look at: the same as long as it lives, also where another is newer."""
+        before = self._run
+        since = None if before is None else before.first_ns
+        found = store.resolve(self.run_name, since)
+        if before is None or found.run == before.run or self.run_name != LATEST:
+            return found
+        if found.first_ns < before.last_ns and found.last_ns - before.last_ns < _QUIET_NS:
+            return next((run for run in store.runs(since) if run.run == before.run), before)
+        return found
+
+    def _begin(self, store: Store, run: RunSummary) -> None:
+        if self._run is not None:
+            self._left += self.ledger.close_all(self._run.run, "another run began")
+        self._held, self._tail, self._steps = [], None, 0
+        first = store.read(run, (0, FIRST_STEPS))
+        # How many steps there are, not which: of a run that was resumed or lost some, a guess.
+        start = max(FIRST_STEPS, run.steps - self._kept(run))
+        whole = start == FIRST_STEPS
+        if first.steps.num_rows and not whole:
+            self._held.append(first)
+        self._next = 0 if whole else start
+
+    def _kept(self, run: RunSummary) -> int:
+        return int(np.clip(_MOST_ROWS // max(run.world_size, 1), 40, KEPT_STEPS))
+
+    def _read(self, store: Store, run: RunSummary) -> None:
+        """Read from the first step that may not be whole, and keep for good what is whole."""
+        tail = store.read(run, (self._next, self._next + _AT_ONCE))
+        if not tail.steps.num_rows and run.steps > self._steps:
+            # Steps were lost, more than are asked for at once: go on with what there is.
+            tail = store.read(run, (self._next, _NO_END))
+            self._next = max(self._next, _oldest(tail))
+        self._steps = run.steps
+        while True:
+            self._tail = tail
+            whole = self._whole_before(tail, run)
+            if whole <= self._next:
+                break
+            self._held.append(_between(tail, self._next, whole))
+            self._next = whole
+            full = tail.steps.num_rows and _newest(tail) >= self._next + _AT_ONCE - 2
+            self._tail = _between(tail, whole, None)
+            if not full:
+                break
+            tail = store.read(run, (self._next, self._next + _AT_ONCE))
+        self._forget(run)
+
+    def _whole_before(self, tail: RunTables, run: RunSummary) -> int:
+        """The step before which nothing more will come."""
+        if not tail.steps.num_rows:
+            return self._next
+        ordinals, counts = np.unique(tail.steps["ordinal"].to_numpy(), return_counts=True)
+        lacking = ordinals[counts < run.world_size]
+        newest = int(ordinals[-1])
+        whole = newest + 1 if not lacking.size else int(lacking[0])
+        return max(whole, newest - _LATE_STEPS, self._next)
+
+    def _forget(self, run: RunSummary) -> None:
+        kept = self._kept(run)
+        oldest = self._next - kept
+        self._held = [
+            part for part in self._held if _newest(part) >= oldest or _oldest(part) < FIRST_STEPS
+        ]
+        # The first block of a run that was watched from its start is cut to what is compared with.
+        self._held = [
+            _between(part, 0, FIRST_STEPS)
+            if _oldest(part) < FIRST_STEPS <= _newest(part) < oldest
+            else part
+            for part in self._held
+        ]
+
+    def _in_view(self, finding: Finding) -> Finding:
+        """An onset right after a gap in what is held may lie in the gap."""
+        before = -1
+        for part in self._held:
+            first = _oldest(part)
+            if before >= 0 and first > before + 1 and 0 <= finding.onset.step - first <= 1:
+                return replace(finding, onset=replace(finding.onset, exact=False))
+            before = _newest(part)
+        return finding
+
+
+def _newest(tables: RunTables) -> int:
+    return int(pc.max(tables.steps["ordinal"]).as_py()) if tables.steps.num_rows else -1
+
+
+def _oldest(tables: RunTables) -> int:
+    return int(pc.min(tables.steps["ordinal"]).as_py()) if tables.steps.num_rows else -1
+
+
+def _between(tables: RunTables, first: int, after: int | None) -> RunTables:
+    """The tables of some steps."""
+    wanted = pc.field("ordinal") >= first
+    if after is not None:
+        wanted &= pc.field("ordinal") < after
+    return replace(tables, **{name: getattr(tables, name).filter(wanted) for name in _BY_ORDINAL})
