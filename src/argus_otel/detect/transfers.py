@@ -46,6 +46,9 @@ _WINDOW: Final = 20
 _LEAST_S: Final = 100e-6
 """A shorter transfer is latency and launch jitter: its ratios say nothing of a link."""
 
+_AROUND: Final = 5
+"""Steps around one in which a rank that is silent is told from a row that was lost."""
+
 _ALREADY_THERE_S: Final = 2e-6
 """A receiver that waited less than the digest's resolution found its data there."""
 
@@ -158,10 +161,11 @@ def _lanes_of(run: Run) -> tuple[list[tuple[Ints, str, str]], _Lanes]:
     size_L = sizes[operations.group_L[group_L]]
     # Of a member that is not seen nobody knows whether it came last.
     known = operations.members_AL[:, group_L] >= np.maximum(PEERS_PRESENT * size_L, 2)
-    silent_R = ~run.present_AR.any(axis=0) | (run.present_AR.mean(axis=0) < 0.5)
-    blind = np.array([silent_R[group.members].any() for group in run.groups] or [False])
-    known &= ~blind[operations.group_L[group_L]]
     used = np.unique(operations.group_L[group_L])
+    gone_AR = _gone(~run.present_AR)
+    if used.size:
+        blind = [gone_AR[:, run.groups[g].members].any(axis=1) for g in used.tolist()]
+        known &= ~np.stack(blind, axis=1)[:, np.searchsorted(used, operations.group_L[group_L])]
     sets = [
         (run.groups[g].members, run.groups[g].description, f"{run.groups[g].key:016x}")
         for g in used.tolist()
@@ -192,6 +196,17 @@ def _lanes_of(run: Run) -> tuple[list[tuple[Ints, str, str]], _Lanes]:
         transfer_AL=np.concatenate(columns, axis=1), set_L=np.concatenate(set_L), kind_L=kinds
     )
     return sets, lanes
+
+
+def _gone(absent_AR: Bools) -> Bools:
+    """Ranks [A, R] that are absent in more than one of the steps around: silent, and no lost row.
+
+    Were it the last to come, the wait for it would pass for transfer.
+    """
+    half = _AROUND // 2
+    total = np.cumsum(np.pad(absent_AR, ((half + 1, half), (0, 0))), axis=0, dtype=np.int32)
+    gone: Bools = total[_AROUND:] - total[:-_AROUND] > 1
+    return gone
 
 
 def _pairs(
