@@ -8,6 +8,8 @@ What each operation runs over was found from which ranks end together: parameter
 over the data-parallel group of a stage, embeddings over the first and last stage, the clip over
 the world, layernorm gradients over neither, which leaves the tensor-parallel group.
 
+One thing in spite of its length: what becomes of each kind of record.
+
 Shape legend: N = operations of the trace, D = (step, rank) pairs, R = traced ranks.
 
 Source:
@@ -18,17 +20,14 @@ Source:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-import yaml
 
+from argus_otel.convert.bytedance_trace import EXPECTED, Trace, read_trace
 from argus_otel.convert.conversion import (
     DEVICE,
-    MAX_RANKS,
     Account,
     Conversion,
     GroupBook,
@@ -53,34 +52,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 SERVICE: Final = "bytedance-trace"
-_MAX_BYTES: Final = 4 << 30
 _BLOCK_ROWS: Final = 1_000_000
-_EXPECTED: Final = "an operation trace with the columns of ByteDance's StragglerAnalysis"
-
-_COLUMNS: Final[Mapping[str, pa.DataType]] = {
-    "dp_rank": pa.int64(),
-    "stage": pa.int64(),
-    "rank": pa.int64(),
-    "step": pa.int64(),
-    "start_ts": pa.float64(),
-    "duration": pa.float64(),
-    "seq_id": pa.int64(),
-    "mc": pa.int64(),
-    "mb_id": pa.int64(),
-}
-
-_RANGES: Final[Mapping[str, tuple[float, float]]] = {
-    "dp_rank": (0, MAX_RANKS),
-    "stage": (0, 1 << 12),
-    "rank": (0, MAX_RANKS),
-    "step": (0, 2**31 - 1),
-    "start_ts": (-1e6, 1e6),
-    "duration": (0, 1e6),
-    "seq_id": (-1, 2**31 - 1),
-    "mc": (-1, 1 << 12),
-    "mb_id": (-1, 1 << 16),
-}
-"""What can be; times are seconds within a step."""
 
 _PASSES: Final = {"forward-compute": "forward", "backward-compute": "backward"}
 _OPTIMIZER: Final = "optimizer"
@@ -137,7 +109,7 @@ def convert_bytedance(
     conversions = []
     for source in sources:
         try:
-            trace = _read(source, advance)
+            trace = read_trace(source, advance)
         except SourceError as error:
             if not keep_going:
                 raise
@@ -148,107 +120,14 @@ def convert_bytedance(
         account = Account()
     if not conversions:
         raise source_error(
-            ", ".join(name for name, _ in account.skipped), "not readable, any of them", _EXPECTED
+            ", ".join(name for name, _ in account.skipped), "not readable, any of them", EXPECTED
         )
     # What was left out after the last trace that could be read.
     conversions[-1].account.skipped.extend(account.skipped)
     return conversions
 
 
-@dataclass(frozen=True, slots=True)
-class _Trace:
-    columns: Mapping[str, Any]
-    """Of ``_COLUMNS`` [N], sorted by step, rank and start."""
-    op: Ints
-    """Index into ``ops`` [N]."""
-    ops: list[str]
-    meta: Mapping[str, Any]
-    ranks: Mapping[tuple[int, int], int]
-    """(stage, place along dp) → traced rank."""
-
-    def size(self, name: str, least: int) -> int:
-        """A size from the meta file, or the least that it can be."""
-        value = self.meta.get(f"{name}_size")
-        return min(max(value, least), MAX_RANKS) if type(value) is int else least
-
-
-def _read(source: Source, advance: Advance | None) -> _Trace:
-    data = source.read(_MAX_BYTES, advance)
-    try:
-        table = pq.read_table(pa.BufferReader(data))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise source_error(source, f"not readable: {error}", _EXPECTED) from error
-    missing = [name for name in (*_COLUMNS, "optype") if name not in table.column_names]
-    if missing:
-        raise source_error(source, f"without the column {', '.join(missing)}", _EXPECTED)
-    if not table.num_rows:
-        raise source_error(source, "empty", _EXPECTED)
-    try:
-        columns = {
-            name: table[name].cast(kind).to_numpy(zero_copy_only=False)
-            for name, kind in _COLUMNS.items()
-        }
-        optype = table["optype"].cast(pa.string()).combine_chunks().dictionary_encode()
-    except (pa.ArrowException, NotImplementedError) as error:
-        raise source_error(source, f"of other types: {error}", _EXPECTED) from error
-    for name, values in columns.items():
-        known = np.isfinite(values)
-        if not known.all():
-            row = int(np.flatnonzero(~known)[0])
-            raise source_error(source, f"without a {name} in row {row}", _EXPECTED)
-    for name, (least, most) in _RANGES.items():
-        if columns[name].min() < least or columns[name].max() > most:
-            raise source_error(source, f"with a {name} out of range", _EXPECTED)
-    if optype.null_count:
-        raise source_error(source, "without an optype in some row", _EXPECTED)
-    order = np.lexsort((columns["start_ts"], columns["rank"], columns["step"]))
-    return _Trace(
-        columns={name: values[order] for name, values in columns.items()},
-        op=optype.indices.to_numpy().astype(np.int64)[order],
-        ops=optype.dictionary.to_pylist(),
-        meta=_read_meta(source),
-        ranks=_places(source, columns),
-    )
-
-
-def _read_meta(source: Source) -> dict[str, Any]:
-    """The companion of a trace; empty where there is none."""
-    if source.member is not None:
-        return {}
-    stem = source.path.stem
-    for name in dict.fromkeys((stem.replace("trace", "meta", 1), f"meta-{stem}", "meta")):
-        path = source.path.with_name(f"{name}.yaml")
-        if name == stem or not path.is_file():
-            continue
-        try:
-            meta = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise source_error(str(path), f"not readable: {error}", "a YAML mapping") from error
-        if not isinstance(meta, dict):
-            raise source_error(str(path), "not a mapping", "sizes of the parallel axes")
-        return meta
-    return {}
-
-
-def _places(source: Source, columns: Mapping[str, Any]) -> dict[tuple[int, int], int]:
-    triples = np.stack([columns["stage"], columns["dp_rank"], columns["rank"]], axis=1)
-    found: dict[tuple[int, int], int] = {}
-    for stage, dp, rank in np.unique(triples, axis=0).tolist():
-        other = found.setdefault((stage, dp), rank)
-        if other != rank:
-            raise source_error(
-                source,
-                f"of two worlds: ranks {other} and {rank} are both at stage {stage}, dp {dp}",
-                "one traced rank for each stage and place along the data-parallel axis",
-            )
-    if len(set(found.values())) != len(found):
-        raise source_error(
-            source, "of two worlds: one rank is at several places", "one place for each rank"
-        )
-    return found
-
-
-def _conversion(trace: _Trace, source: Source, run_id: str | None, account: Account) -> Conversion:
+def _conversion(trace: Trace, source: Source, run_id: str | None, account: Account) -> Conversion:
     called = trace.meta.get("trial_name")
     name = RunName.of(
         SERVICE, run_id or (str(called) if called else source.file_name.split(".")[0]), [source]
@@ -260,7 +139,7 @@ def _conversion(trace: _Trace, source: Source, run_id: str | None, account: Acco
 class _Maker:
     """Makes the tables of one trace."""
 
-    def __init__(self, trace: _Trace, name: RunName, account: Account) -> None:
+    def __init__(self, trace: Trace, name: RunName, account: Account) -> None:
         self._trace, self._name, self._account = trace, name, account
         self._groups = GroupBook(name)
         self._stages = 1 + max(stage for stage, _ in trace.ranks)

@@ -12,6 +12,8 @@ What is taken from where:
 
 A kernel belongs to the step that it was launched in, however much later it ran.
 
+One thing in spite of its length: what becomes of each kind of record.
+
 Shape legend: K = kernels, S = steps of a file, A = annotations.
 """
 
