@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from argus_otel.detect.statistics import median_over
 from argus_otel.report.view import numbered, seconds, since_of, title_of
 from argus_otel.report.wording import counted
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from argus_otel.cli.watching import Look
+    from argus_otel.detect.frame import Frame
     from argus_otel.detect.run import Run
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -35,12 +37,12 @@ def screen_of(look: Look) -> RenderableType:
     parts: list[RenderableType] = [head]
     steps = _step_times(run)
     if steps.size:
-        line = Text("step time  ", style="dim")
+        line = Text("step time      ", style="dim")
         line.append(sparkline(steps))
         line.append(f"  {seconds(float(steps[-1]))}, usually {seconds(float(np.median(steps)))}")
         parts.append(line)
     parts += [
-        Text.assemble((f"{label:<11}", "dim"), text) for label, text in _late_and_waiting(run)
+        Text.assemble((f"{label:<15}", "dim"), text) for label, text in _late_and_waiting(run)
     ]
     if not look.open:
         parts.append(Text("nothing open", style="green"))
@@ -72,23 +74,26 @@ def _step_times(run: Run) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return found
 
 
-def _late_and_waiting(run: Run) -> list[tuple[str, str]]:
-    """Who makes others wait most, and who waits most, over the latest steps."""
+def _late_and_waiting(frame: Frame) -> list[tuple[str, str]]:
+    """Who needs longest for what is its own, and who waits most, over the latest steps.
+
+    Not who comes last to a collective: behind a late stage everybody comes late.
+    """
+    found = []
+    run = frame.whole
+    if frame.ordinals_S.size and not np.isnan(frame.column("busy_s")).all():
+        ratio_R = np.exp(median_over(frame.excess("own_work_s").log_SR[-_LATE_OVER:], axis=0))
+        if not np.isnan(ratio_R).all():
+            late = int(np.nanargmax(ratio_R))
+            said = f"rank {run.ranks_R[late]}: {ratio_R[late]:.2f} times its fastest peers"
+            found.append(("most own work", said))
     operations = run.operations
-    wait_AL = (operations.longest_AL - operations.transfer_AL)[-_LATE_OVER:]
-    last_AL = operations.last_AL[-_LATE_OVER:]
-    known = (last_AL >= 0) & ~np.isnan(wait_AL)
-    if not known.any():
-        return []
-    steps = wait_AL.shape[0]
-    caused_R = np.bincount(last_AL[known], weights=wait_AL[known], minlength=run.ranks_R.size)
-    late = int(np.argmax(caused_R))
-    waited_R = operations.wait_AR[-_LATE_OVER:].mean(axis=0)
-    waits = int(np.argmax(waited_R))
-    return [
-        (
-            "last to come",
-            f"rank {run.ranks_R[late]}: others wait {seconds(caused_R[late] / steps)} a step",
-        ),
-        ("waits most", f"rank {run.ranks_R[waits]}: {seconds(float(waited_R[waits]))} a step"),
-    ]
+    known_AR = operations.known_AR[-_LATE_OVER:]
+    if operations.lanes and known_AR.any():
+        step_AR, busy_AR = (run.columns[name][-_LATE_OVER:] for name in ("step_s", "busy_s"))
+        wait_AR = np.fmin(operations.wait_AR[-_LATE_OVER:], np.maximum(step_AR - busy_AR, 0.0))
+        waited_R = median_over(np.where(known_AR, wait_AR, np.nan), axis=0)
+        waits = int(np.argmax(np.nan_to_num(waited_R)))
+        said = f"rank {run.ranks_R[waits]}: {seconds(float(np.nan_to_num(waited_R)[waits]))} a step"
+        found.append(("waits most", said))
+    return found
