@@ -43,6 +43,18 @@ def detect(window: Window, params: Params) -> Diagnosis:
         [view.lasting(params["info_ratio"], params) for view in views]
     )
     bursts_R = np.logical_and.reduce([view.intermittent(params) for view in views]) & ~lasting_R
+    shared_R = _slow_as_a_group(window, lasting_R | bursts_R)
+    if shared_R.any():
+        # Nothing is wrong with ranks on several hosts that hold the same, larger, part of the work.
+        others = _confirm(window, params, own, lasting_R & ~shared_R, bursts_R & ~shared_R)
+        return abstain(
+            window,
+            params,
+            "some_share_their_work",
+            f"topology: {name_ranks(window, np.flatnonzero(shared_R).tolist())} are a group over "
+            "several hosts and slow together; their part of the work may be larger (experts)",
+            findings=others.findings,
+        )
     if (lasting_R | bursts_R).any():
         return _confirm(window, params, own, lasting_R, bursts_R)
     if not own.judged_R.all():
@@ -51,6 +63,27 @@ def detect(window: Window, params: Params) -> Diagnosis:
             window, params, "some_ranks_not_judged", f"busy time, and a peer with it, of {left_out}"
         )
     return Diagnosis()
+
+
+def _slow_as_a_group(window: Window, slow_R: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Ranks [R] of groups over several hosts that are slow to the last member, while others are not.
+
+    Where the topology is known such ranks are peers, and are not compared with others.
+    """
+    shared_R = np.zeros_like(slow_R)
+    if window.frame.peers.source == "topology":
+        return shared_R
+    label_R = window.frame.peers.label_R
+    for group in window.frame.whole.groups:
+        members = group.members
+        if not 2 <= members.size < slow_R.size or not slow_R[members].all():
+            continue
+        # A group of stages, or of all peers, says nothing about their work.
+        label = label_R[members[0]]
+        alike = bool((label_R[members] == label).all())
+        if alike and not slow_R[label_R == label].all():
+            shared_R[members] = len({window.host(rank) for rank in members.tolist()}) > 1
+    return shared_R
 
 
 def _confirm(
