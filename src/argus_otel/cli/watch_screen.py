@@ -42,7 +42,8 @@ def screen_of(look: Look) -> RenderableType:
         line.append(f"  {seconds(float(steps[-1]))}, usually {seconds(float(np.median(steps)))}")
         parts.append(line)
     parts += [
-        Text.assemble((f"{label:<15}", "dim"), text) for label, text in _late_and_waiting(run)
+        Text.assemble((f"{label:<15}", "dim"), text)
+        for label, text in _late_and_waiting(look.verdict.frame)
     ]
     if not look.open:
         parts.append(Text("nothing open", style="green"))
