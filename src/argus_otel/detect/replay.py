@@ -108,7 +108,9 @@ def build_graph(run: Run, ordinals: Ints, *, gaps: bool | None = None) -> Graph 
         On one core 4 s for 512 ranks in 8 stages with 16 micro-batches and 30 steps (98,000 nodes), 2 s
         for 12,960 ranks and 6 steps (469,000 nodes); a replay of those takes 0.1 s.
     """
+    # A flight recorder knows operations and no steps.
     kept = np.intersect1d(ordinals, run.operations.moments.ordinals())
+    kept = np.intersect1d(kept, run.ordinals_A)
     steps_S = np.searchsorted(run.ordinals_A, kept)
     known = np.count_nonzero(~np.isnan(run.columns["step_s"][steps_S]), axis=1) > 0
     kept = _as_many_as_fit(run, kept[known])

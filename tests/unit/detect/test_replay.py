@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -146,3 +147,11 @@ def test_a_run_too_large_is_kept_in_every_second_step_and_so_on():
 
     assert moments.ordinals().tolist() == [0, 8, 16, 24, 32]
     assert len(moments.layouts) == 1
+
+
+def test_operations_without_steps_cannot_be_replayed_and_say_so():
+    """A flight recorder's dump: collectives of a step that nobody has a row of."""
+    tables = build_run({"simulate": {"cluster": "ddp-8", "steps": 12}})
+    run = run_of(replace(tables, steps=tables.steps.slice(0, 0)))
+
+    assert build_graph(run, np.arange(12)) is None
