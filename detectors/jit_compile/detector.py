@@ -92,6 +92,7 @@ def _finding(
     who = "all ranks" if everybody else name_run_ranks(run, sorted(ranks)).lower()
     waits = "" if everybody else "; the others wait for it meanwhile"
     usual_s = usual_step_s(run)
+    mostly = int(over_A.sum()) * 2 > over_A.size - int(np.argmax(over_A))
     return make_run_finding(
         run,
         params,
@@ -103,7 +104,7 @@ def _finding(
         lost_s=stall_s,
         summary=f"{function} {what}, on {who}{waits}.{why}",
         evidence={
-            "pattern": "intermittent",
+            "pattern": "lasting" if mostly else "intermittent",
             "function": function,
             "reasons": reasons[:3],
             "compile_steps": join_numbers(run.ordinals_A[over_A].tolist()),

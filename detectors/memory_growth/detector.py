@@ -44,16 +44,14 @@ def detect(run: Run, params: Params) -> Diagnosis:
     # NaN where a rank was silent for a whole block; fmin passes over single missing rows.
     low_BR = np.stack([np.fmin.reduce(bytes_AR[cut], axis=0) for cut in cuts])
     at_B = np.array([float(ordinals[cut].mean()) for cut in cuts])
-    slope_R, rising_R = _slope(low_BR, at_B)
-    third = blocks // 3
-    early_R, _ = _slope(low_BR[: third + 1], at_B[: third + 1])
-    late_R, _ = _slope(low_BR[-third - 1 :], at_B[-third - 1 :])
-    gained_R = slope_R * (at_B[-1] - at_B[0])
-    level_R = low_BR[0]
-    with np.errstate(invalid="ignore"):
-        grows_R = (slope_R >= params["bytes_per_step"]) & (gained_R >= params["growth"] * level_R)
-        grows_R &= rising_R >= params["rising"]
-        grows_R &= late_R >= params["steady"] * np.maximum(early_R, slope_R)
+    slope_R, grows_R = _grows(low_BR, at_B, params)
+    # A leak that began later is judged by the rest alone: flat before, which no filling cache is.
+    later = blocks // 3
+    before_R, _ = _slope(low_BR[: later + 1], at_B[: later + 1])
+    late_slope_R, late_R = _grows(low_BR[later:], at_B[later:], params)
+    late_R &= np.abs(before_R) <= params["flat"] * late_slope_R
+    slope_R = np.where(late_R & ~grows_R, late_slope_R, slope_R)
+    grows_R |= late_R
     suspects = np.flatnonzero(grows_R)
     if not suspects.size:
         return Diagnosis()
@@ -77,6 +75,19 @@ def detect(run: Run, params: Params) -> Diagnosis:
             for ranks in joined
         )
     )
+
+
+def _grows(low_BR: Floats, at_B: Floats, params: Params) -> tuple[Floats, NDArray[np.bool_]]:
+    """Slope [R] and whether it is a leak's: large enough, steady, and nearly without a fall."""
+    slope_R, rising_R = _slope(low_BR, at_B)
+    third = at_B.size // 3
+    early_R, _ = _slope(low_BR[: third + 1], at_B[: third + 1])
+    late_R, _ = _slope(low_BR[-third - 1 :], at_B[-third - 1 :])
+    gained_R = slope_R * (at_B[-1] - at_B[0])
+    grows_R = (slope_R >= params["bytes_per_step"]) & (gained_R >= params["growth"] * low_BR[0])
+    grows_R &= rising_R >= params["rising"]
+    grows_R &= late_R >= params["steady"] * np.maximum(early_R, slope_R)
+    return slope_R, grows_R
 
 
 def _slope(low_BR: Floats, at_B: Floats) -> tuple[Floats, Floats]:
