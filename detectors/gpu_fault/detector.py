@@ -22,6 +22,7 @@ from argus_otel.detect.api import (
     name_run_ranks,
     own_time,
     ratio_to_peers,
+    settled_steps,
 )
 
 if TYPE_CHECKING:
@@ -91,12 +92,16 @@ def _finding(
     since_A = np.arange(reported_A.size) >= int(np.argmax(reported_A))
     own_AR = own_time(run)
     ratio_R = median_over(ratio_to_peers(run, own_AR)[since_A], axis=0)[ranks]
+    against = "its peers'"
+    if _peers_report_too(run, ranks, bad_AR):
+        against = "as long as before,"
+        ratio_R = _against_before(run, own_AR, since_A)[ranks]
     slowdown = float(np.nanmax(np.append(ratio_R, 1.0)))
     slow = slowdown >= 1.05  # as info in compute_straggler
     worst = ranks[int(np.nanargmax(np.append(ratio_R, 0.0)[: len(ranks)]))] if slow else ranks[0]
     own_s = float(median_over(own_AR[since_A, worst], axis=0))
     slower = (
-        f" Its own part of the step takes {slowdown:.2f} times its peers' since." if slow else ""
+        f" Its own part of the step takes {slowdown:.2f} times {against} since." if slow else ""
     )
     gpu = "the GPU reports" if len(ranks) == 1 else "their GPUs report"
     return make_run_finding(
@@ -116,3 +121,22 @@ def _finding(
             "own_work_ratio": round(slowdown, 3),
         },
     )
+
+
+def _peers_report_too(run: Run, ranks: list[int], bad_AR: NDArray[np.bool_]) -> bool:
+    """Whether whoever does the same work as these ranks has errors as well."""
+    labels = run.peers.label_R
+    return bool(np.any(bad_AR, axis=0)[np.isin(labels, labels[ranks])].all())
+
+
+def _against_before(
+    run: Run, own_AR: NDArray[np.float64], since_A: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Own time [R] since then over that before; NaN where too few steps were before."""
+    settled_A = settled_steps(run)
+    if np.count_nonzero(settled_A & ~since_A) < 5:  # too few to say what is usual
+        return np.full(run.ranks_R.size, np.nan)
+    ratio_R: NDArray[np.float64] = median_over(own_AR[settled_A & since_A], axis=0) / median_over(
+        own_AR[settled_A & ~since_A], axis=0
+    )
+    return ratio_R

@@ -226,18 +226,23 @@ def suppress(findings: Sequence[Finding], explains: Mapping[str, Sequence[str]])
             # What one detector says of a part of the ranks and steps of its own heavier finding.
             part = cause.cause == symptom.cause and other < index and _as_severe(cause, symptom)
             explained = symptom.cause in explains.get(cause.detector, ())
-            # Information does not hide a warning.
-            explained &= cause.severity != "info" or symptom.severity == "info"
             if part or (explained and _weighs(cause, symptom)):
                 above[index] = other
                 break
     under: dict[int, list[Suppressed]] = {}
+    level_of = {index: finding.severity for index, finding in enumerate(named)}
     for index, other in above.items():
         while other in above:
             other = above[other]
         under.setdefault(other, []).append(_as_symptom(named[index]))
+        # Information does not hide a warning: it becomes one.
+        level_of[other] = max(level_of[other], named[index].severity, key=_LEVELS.index)
     kept = [
-        replace(finding, suppressed=(*finding.suppressed, *under.get(index, ())))
+        replace(
+            finding,
+            suppressed=(*finding.suppressed, *under.get(index, ())),
+            severity=level_of[index],
+        )
         for index, finding in enumerate(named)
         if index not in above
     ]

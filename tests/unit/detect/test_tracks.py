@@ -115,3 +115,13 @@ def test_information_that_accounts_for_slower_steps_becomes_as_severe():
     )
 
     assert (kept.cause, kept.severity) == ("compute_straggler", "warning")
+
+
+def test_information_that_explains_a_warning_becomes_one():
+    """The reader is not to miss it, whatever it is called."""
+    (kept,) = suppress(
+        [finding("compute_straggler", [3]), finding("gpu_throttled", [3], severity="info")],
+        EXPLAINS,
+    )
+
+    assert (kept.cause, kept.severity) == ("gpu_throttled", "warning")
