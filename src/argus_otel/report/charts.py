@@ -213,7 +213,15 @@ def _bars(
 
 def stage_shares(stages: Sequence[StageShare], since: int | None) -> go.Figure:
     """How much of its step each pipeline stage works, waits, and does neither."""
-    names = [f"stage {stage.stage} waits {stage.waiting:.0%}" for stage in stages]
+    names = [
+        f"stage {stage.stage} waits {stage.waiting:.0%}"
+        + (
+            ""
+            if stage.waiting_before is None
+            else f"<br>before step {since}: {stage.waiting_before:.0%}"
+        )
+        for stage in stages
+    ]
     own = [round(stage.own * 100, 1) for stage in stages]
     waiting = [round(stage.waiting * 100, 1) for stage in stages]
     rest = [max(round(100 - a - b, 1), 0.0) for a, b in zip(own, waiting, strict=True)]
@@ -232,23 +240,6 @@ def stage_shares(stages: Sequence[StageShare], since: int | None) -> go.Figure:
             _share("transfers and the rest", names, rest, {"color": "#aab4bf"}),
         ]
     )
-    before = [
-        (name, stage) for name, stage in zip(names, stages, strict=True) if stage.waiting_before
-    ]
-    if before and since is not None:
-        # Where the end of the waiting was before: own work now, and the waiting of that time.
-        figure.add_trace(
-            go.Scatter(
-                name=f"waiting before step {since}",
-                x=[round((s.own + s.waiting_before) * 100, 1) for _, s in before
-                   if s.waiting_before is not None],
-                y=[name for name, _ in before],
-                mode="markers",
-                marker={"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": "#c2410c"}},
-                customdata=[round((s.waiting_before or 0.0) * 100, 1) for _, s in before],
-                hovertemplate="%{y}: waited %{customdata} % of the step then<extra></extra>",
-            )
-        )  # fmt: skip
     figure.update_layout(
         height=46 * len(stages) + 120,
         barmode="stack",
@@ -267,7 +258,7 @@ def _share(name: str, stages: list[str], values: list[float], marker: dict[str, 
         y=stages,
         x=values,
         marker=marker,
-        hovertemplate="%{y}: " + name + " %{x} % of the step<extra></extra>",
+        hovertemplate=name + ": %{x} % of the step<extra></extra>",
     )
 
 
@@ -286,7 +277,9 @@ def what_if(bars: Sequence[WhatIfBar]) -> go.Figure:
                 else " nothing"
                 for bar in ordered
             ],
-            textposition="auto",
+            textposition=[
+                "auto" if bar.step_share >= _WORTH_NAMING else "outside" for bar in ordered
+            ],
             hovertemplate="%{y}: %{x} ms a step<extra></extra>",
         )
     )

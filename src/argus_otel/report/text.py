@@ -81,7 +81,7 @@ def _print_finding(console: Console, view: RunView, finding: Finding, *, verbose
 
     _print_row(console, "what", finding.summary)
     _print_row(console, "costs", cost_of(finding))
-    _print_row(console, "because", ", ".join(why_of(finding, None if verbose else 3)))
+    _print_row(console, "because", "; ".join(why_of(finding, None if verbose else 3)))
     _print_row(console, "do now", finding.next_step)
     _print_row(console, "look at", _where(view, finding))
     for symptom in finding.suppressed:

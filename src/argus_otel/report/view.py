@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from argus_otel.tables.findings import Diagnosis, Finding, Suppressed
     from argus_otel.tables.schemas import RunSummary
 
+_MOST_OF_A_LIST: Final = 8
 _TITLES: Final = {"regression_unexplained": "steps slower than before"}
 
 _NOT_A_MEASUREMENT: Final = {
@@ -29,6 +30,9 @@ _NOT_A_MEASUREMENT: Final = {
     "windows",
     "peers",
     "peer_data",
+    "stage",
+    "chunk",
+    "micro_batch",
 }
 
 
@@ -153,6 +157,8 @@ def why_of(finding: Finding, most: int | None = 3) -> list[str]:
     """
     phrases = []
     for name, value in finding.evidence.items():
+        if "_s_by_" in name and isinstance(value, list) and len(value) <= _MOST_OF_A_LIST:
+            phrases.append(_listed_phrase(name, value))
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
         if name not in _NOT_A_MEASUREMENT:
@@ -162,6 +168,13 @@ def why_of(finding: Finding, most: int | None = 3) -> list[str]:
     if over is not None and window is not None:
         phrases.append(f"in {over} of {counted(window, 'step')}")
     return phrases
+
+
+def _listed_phrase(name: str, values: Sequence[float | None]) -> str:
+    """``work by stage: 60 ms, 90 ms, 60 ms``."""
+    what, _, by = name.partition("_s_by_")
+    numbers = ", ".join("?" if value is None else seconds(float(value)) for value in values)
+    return f"{what.replace('_', ' ')} by {by.replace('_', ' ')}: {numbers}"
 
 
 def _phrase(name: str, value: float) -> str:
