@@ -104,11 +104,12 @@ def _finding(
     *, widely: bool,
 ) -> Finding | None:  # fmt: skip
     over_A = _between_reports(np.any(low_AR[:, ranks], axis=1))
-    slow_R = _slowness(run, over_A, own_AR, widely=widely)[ranks]
+    peers_too = _peers_low_too(run, ranks, low_AR)
+    slow_R = _slowness(run, over_A, own_AR, by_past=widely or peers_too)[ranks]
     clock = float(median_over(clock_AR[:, ranks][low_AR[:, ranks]], axis=0))
     slowdown = float(np.nanmax(np.append(slow_R, 1.0)))
-    alone = not widely and slowdown < params["ratio"] and _without_reference(run, ranks, low_AR)
-    if alone:
+    by_clock = peers_too and not widely and bool(np.isnan(slow_R).all())
+    if by_clock:
         # Whoever does the same work is throttled too, and always was: the clock is all there is.
         well = float(median_over(clock_AR[:, ~low_AR.any(axis=0)].ravel(), axis=0))
         slow_R = well / median_over(np.where(low_AR, clock_AR, np.nan)[:, ranks], axis=0)
@@ -124,7 +125,9 @@ def _finding(
         who = f"{len(ranks)} of {run.ranks_R.size} GPUs run at {clock:.0%} of their clocks"
     else:
         who = f"{name_run_ranks(run, sorted(ranks))}: the GPU runs at {clock:.0%} of its clock"
-    against = "before" if widely else "as long as others' by the clock" if alone else "its peers'"
+    against = "its peers'"
+    if widely or peers_too:
+        against = "as long as others' by the clock" if by_clock else "as long as before"
     effect = (
         f"its own part of the step takes {slowdown:.2f} times {against}"
         if slow
@@ -154,15 +157,12 @@ def _finding(
     )
 
 
-def _without_reference(run: Run, ranks: list[int], low_AR: NDArray[np.bool_]) -> bool:
-    """Whether all peers of these ranks are throttled, with too few steps before to compare with."""
+def _peers_low_too(run: Run, ranks: list[int], low_AR: NDArray[np.bool_]) -> bool:
+    """Whether whoever does the same work as these ranks is throttled too, but not everybody."""
     low_R = np.any(low_AR, axis=0)
     labels = run.peers.label_R
-    if low_R.all() or not np.isin(labels[ranks], labels[labels >= 0]).all():
-        return False
-    before = settled_steps(run) & ~_between_reports(np.any(low_AR[:, ranks], axis=1))
-    peers_R = np.isin(labels, labels[ranks])
-    return bool(low_R[peers_R].all()) and int(np.count_nonzero(before)) < _FEW_STEPS
+    known = bool(np.all(labels[ranks] >= 0))
+    return known and not bool(low_R.all()) and bool(low_R[np.isin(labels, labels[ranks])].all())
 
 
 def _between_reports(low_A: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -174,11 +174,11 @@ def _between_reports(low_A: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _slowness(
-    run: Run, over_A: NDArray[np.bool_], own_AR: NDArray[np.float64], *, widely: bool
+    run: Run, over_A: NDArray[np.bool_], own_AR: NDArray[np.float64], *, by_past: bool
 ) -> NDArray[np.float64]:
     """Own time [R] in those steps against peers', or against before where all are alike."""
     settled_A = settled_steps(run)
-    if not widely:
+    if not by_past:
         ratio_R: NDArray[np.float64] = median_over(
             ratio_to_peers(run, own_AR)[over_A & settled_A], axis=0
         )
