@@ -9,6 +9,7 @@ Shape legend: S = steps, R = ranks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +43,13 @@ def detect(window: Window, params: Params) -> Diagnosis:
     lasting_R = np.logical_and.reduce(
         [view.lasting(params["info_ratio"], params) for view in views]
     )
+    # On cores that others use too, a few slow steps in a row are weather.
+    begun_R = window.has_gpu_R & np.logical_and.reduce(
+        [view.just_begun(params["info_ratio"], params) for view in views]
+    )
+    lasting_R |= begun_R
+    size_R = np.where(begun_R, np.fmax(own.ratio_R, own.recent_ratio_R), own.ratio_R)
+    own = replace(own, ratio_R=size_R)
     bursts_R = np.logical_and.reduce([view.intermittent(params) for view in views]) & ~lasting_R
     shared_R = _slow_as_a_group(window, lasting_R | bursts_R)
     if shared_R.any():

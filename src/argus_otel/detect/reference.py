@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     Bools = NDArray[np.bool_]
 
 
+RECENT_STEPS: Final = 5
+"""The latest steps, in which 3 must be over (DESIGN, detection)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Each rank against its peers in one window. NaN and false where nothing can be said."""
@@ -46,6 +50,10 @@ class Comparison:
     """Median over the window of the rank's time to the reference's; about 1 for healthy ranks."""
     bar_R: Floats
     """Ratio that the unluckiest healthy rank stays under: expected extreme of n at the spread."""
+    recent_ratio_R: Floats
+    """As ``ratio_R``, over the latest ``RECENT_STEPS`` of the window alone."""
+    recent_bar_R: Floats
+    """As ``bar_R``, for so few steps."""
     step_ratio_SR: Floats
     """Ratio to the reference, step by step, [S, R]."""
     step_sigma_R: Floats
@@ -65,6 +73,18 @@ class Comparison:
         fresh = np.count_nonzero(recent, axis=0) >= params["recent_over"]
         level = np.maximum(at_least, self.bar_R)
         over: Bools = np.nan_to_num(self.ratio_R) >= np.where(fresh, level, np.inf)
+        return over
+
+    def just_begun(self, at_least: float, params: Params) -> Bools:
+        """Ranks [R] that are over both bars in the latest steps, whatever was before.
+
+        Says it after three steps, where a median over the window takes half a window. It takes the
+        scatter of steps to be without memory: true of GPUs, not of cores that others use too.
+        """
+        recent = self.step_ratio_SR[-RECENT_STEPS:] >= at_least
+        fresh = np.count_nonzero(recent, axis=0) >= params["recent_over"]
+        level = np.maximum(at_least, self.recent_bar_R)
+        over: Bools = fresh & (np.nan_to_num(self.recent_ratio_R) >= level)
         return over
 
     def intermittent(self, params: Params) -> Bools:
@@ -100,6 +120,8 @@ def compare(window: Window, name: str, excess: Excess | None = None) -> Comparis
     bar_R = np.full(ranks, np.nan)
     sigma_R = np.full(ranks, np.nan)
     offset_R = np.full(ranks, np.nan)
+    recent_ratio_R = np.full(ranks, np.nan)
+    recent_bar_R = np.full(ranks, np.nan)
     peers_R = np.zeros(ranks, dtype=np.int64)
     for bucket in window.frame.peers.buckets:
         n = bucket.shape[1]
@@ -121,10 +143,26 @@ def compare(window: Window, name: str, excess: Excess | None = None) -> Comparis
         spread = np.fmax(noise, spread_of_faster_half(level))
         luck = luck_of_slowest(n) + luck_of_fastest_quarter(n)
         bar_R[bucket] = np.exp(luck * spread)[:, None]
+        above, noise = _latest(part, sigma)
+        recent_ratio_R[bucket] = np.exp(above)
+        recent_bar_R[bucket] = np.exp(luck * np.fmax(noise, spread))[:, None]
     return Comparison(
         ratio_R=ratio_R,
         bar_R=bar_R,
+        recent_ratio_R=recent_ratio_R,
+        recent_bar_R=recent_bar_R,
         step_ratio_SR=np.exp(excess.log_SR - offset_R),
         step_sigma_R=sigma_R,
         peers_R=peers_R,
     )
+
+
+def _latest(part: Floats, sigma: Floats) -> tuple[Floats, Floats]:
+    """Each rank's level above the fastest quarter's in the latest steps [G, n], and its noise [G]."""
+    latest = part[:, -RECENT_STEPS:]
+    known = np.count_nonzero(~np.isnan(latest), axis=1)
+    level = np.where(known * 2 > latest.shape[1], median_over(latest, axis=1), np.nan)
+    level[np.count_nonzero(~np.isnan(level), axis=1) < 2] = np.nan
+    above = level - lowest_mean(level, axis=1)[:, None]
+    noise = sigma * MEDIAN_TO_MEAN_ERROR / np.sqrt(np.maximum(np.max(known, axis=1), 1))
+    return above, noise

@@ -31,6 +31,10 @@ LEAST_GAIN: Final = 0.03
 """Share of the step. A cause whose healing gains less is reported as info: nobody drains a node
 for it, and on shared cores noise reaches as far (bench/verdicts)."""
 
+_ILL_AT_NO_COST: Final = frozenset({"slow_link"})
+"""Hardware that fails is worth a warning before it costs anything (ARGUS's second case: a link at a
+fraction of its speed, and the step time flat)."""
+
 _KNOWN_SHARE: Final = 0.9
 """Share of ranks whose own time is known, below which the latest one may be unseen."""
 
@@ -53,7 +57,10 @@ def weigh(finding: Finding, frame: Frame) -> Finding:
         cost = float(f"{cost * lost_s / claimed_s:.4g}") if claimed_s > 0 else 0.0
     severity, summary = finding.severity, finding.summary
     evidence = {**finding.evidence, "lost_s_per_step": round(lost_s, 6)}
-    if lost_s < LEAST_GAIN * step_s:
+    if lost_s < LEAST_GAIN * step_s and finding.cause in _ILL_AT_NO_COST:
+        severity = "info" if severity == "info" else "warning"
+        summary += " It costs the job almost nothing yet: there is other work to hide it."
+    elif lost_s < LEAST_GAIN * step_s:
         severity = "info"
         if gain.latest_rank is not None:
             evidence["hidden_behind_rank"] = gain.latest_rank
