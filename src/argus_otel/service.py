@@ -6,7 +6,7 @@ The one place here that knows these stages and hands the one's output to the nex
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -161,7 +161,7 @@ def view_of(judged: Judged, *, ui_url: str | None = None, store: Store | None = 
     settled = frame.ordinals_S.size
     return RunView(
         run=judged.run,
-        diagnosis=verdict.diagnosis,
+        diagnosis=replace(verdict.diagnosis, findings=_worst_first(verdict.diagnosis.findings)),
         steps_judged=settled,
         first_step=int(frame.ordinals_S[0]) if settled else None,
         last_step=int(frame.ordinals_S[-1]) if settled else None,
@@ -177,6 +177,12 @@ def view_of(judged: Judged, *, ui_url: str | None = None, store: Store | None = 
         ui_url=ui_url,
         pictures=None if store is None else _pictures(judged, store),
     )
+
+
+def _worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """By severity; those of one severity as the engine has them, by cost."""
+    levels = ("critical", "warning", "info")
+    return tuple(sorted(findings, key=lambda finding: levels.index(finding.severity)))
 
 
 def _stages(run: Run) -> list[tuple[int, NDArray[np.int64]]]:
@@ -202,8 +208,8 @@ def _traits(run: Run) -> frozenset[str]:
 
 
 def _pictures(judged: Judged, store: Store) -> Pictures:
-    frame, findings = judged.verdict.frame, judged.verdict.diagnosis.findings
-    worst = findings[0] if findings else None
+    frame = judged.verdict.frame
+    worst = next(iter(_worst_first(judged.verdict.diagnosis.findings)), None)
     heat = None
     if frame.ordinals_S.size and not np.isnan(frame.column("busy_s")).all():
         heat = Heat(

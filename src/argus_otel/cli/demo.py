@@ -94,7 +94,7 @@ def demo(
         judged = _judge_when_complete(store_url, ranks, steps)
         if not stack:
             publish(judged, open_store(store_url), store_url, endpoint=None)
-        view = view_of(judged, ui_url=default_ui_url(store_url))
+        view = view_of(judged, ui_url=default_ui_url(store_url), store=open_store(store_url))
     report = store / "report.html"
     store.mkdir(parents=True, exist_ok=True)
     report.write_text(render_html(view), "utf-8")

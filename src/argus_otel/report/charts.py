@@ -71,7 +71,15 @@ def heat_map(heat: Heat, findings: Sequence[Finding]) -> go.Figure:
             y=names,
             zmin=0.9,
             zmax=1.5,
-            colorbar={"title": {"text": "times<br>peers"}, "thickness": 10, "len": 0.9},
+            colorbar={
+                "thickness": 10,
+                "lenmode": "pixels",
+                "len": 130,
+                "yanchor": "top",
+                "y": 1,
+                "tickformat": ".1f",
+                "ticksuffix": " ×",
+            },
             hovertemplate="%{y}, step %{x}: %{z:.2f} times the fastest peers<extra></extra>",
             hoverongaps=False,
         )
@@ -88,7 +96,7 @@ def heat_map(heat: Heat, findings: Sequence[Finding]) -> go.Figure:
             annotation_position="top right",
         )
     figure.update_layout(
-        height=int(min(max(180, 22 * len(names) + 110), 640)),
+        height=int(min(max(230, 22 * len(names) + 110), 640)),
         xaxis_title="step",
         yaxis={"type": "category", "autorange": "reversed", "automargin": True},
         **_layout(top=34 + 13 * min(len(findings), 3)),
@@ -167,6 +175,22 @@ def timeline(step: StepPicture) -> go.Figure:
     if step.transfers:
         transfer = {"color": _TRANSFER_COLOUR}
         figure.add_trace(_bars("transfer", list(step.transfers), place, 0.18, 0.26, transfer))
+    if step.arrivals:
+        figure.add_trace(
+            go.Scatter(
+                name="comes to a collective",
+                x=[round(bar.start_s * 1e3, 3) for bar in step.arrivals],
+                y=[place[bar.rank] + 0.31 for bar in step.arrivals],
+                mode="markers",
+                marker={
+                    "symbol": "line-ns",
+                    "size": 9,
+                    "line": {"width": 2, "color": _TRANSFER_COLOUR},
+                },
+                customdata=[f"rank {bar.rank}: {bar.detail}" for bar in step.arrivals],
+                hovertemplate="%{customdata}<br>at %{x} ms<extra></extra>",
+            )
+        )
     figure.update_layout(
         height=int(max(200, 30 * len(step.ranks) + 130)),
         barmode="overlay",

@@ -22,6 +22,7 @@ from argus_otel.report.silence import unjudged
 from argus_otel.report.view import (
     cost_of,
     document_of,
+    headline,
     seconds,
     since_of,
     title_of,
@@ -61,7 +62,7 @@ def render_html(view: RunView) -> str:
         silent=silent,
         silent_count=counted(len({name for one in silent for name in one.detectors}), "possible cause"),
         damaged=counted(view.damaged_digests, "digest") if view.damaged_digests else "",
-        faults=counted(len(findings), "fault") if findings else "no fault",
+        headline=headline(view),
         figures={name: _as_json(figure) for name, figure in figures.items()},
         step=None if view.pictures is None else view.pictures.step,
         stages_since=None if view.pictures is None else view.pictures.stages_since,

@@ -67,10 +67,12 @@ class StepPicture:
     phases: tuple[Bar, ...]
     transfers: tuple[Bar, ...]
     waits: tuple[Bar, ...]
+    arrivals: tuple[Bar, ...]
+    """When a rank came to an operation whose end is not known; of no duration."""
     left_out: int
     """Bars too short to be shown among the others."""
     ends_known: bool
-    """Whether it is known how long operations took: waits cannot be told otherwise."""
+    """Whether it is known of any operation how long it took: waits cannot be told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +145,10 @@ def step_picture(
         *(_pass(row, begin_s[row["rank"]]) for row in passes),
         *(_event(row, begin_s[row["rank"]]) for row in tables.events.filter(here & in_view).to_pylist()),
     ]  # fmt: skip
-    transfers, waits, known = _operations(tables.collectives.filter(here), tables.groups, begin_s)
-    kept = [_longest(bars) for bars in (phases, transfers, waits)]
+    operations = tables.collectives.filter(here)
+    transfers, waits, known = _operations(operations, tables.groups, begin_s)
+    arrivals = _arrivals(operations, tables.groups, begin_s)
+    kept = [_longest(bars) for bars in (phases, transfers, waits, arrivals)]
     if not any(kept):
         return None
     return StepPicture(
@@ -155,7 +159,8 @@ def step_picture(
         phases=kept[0],
         transfers=kept[1],
         waits=kept[2],
-        left_out=len(phases) + len(transfers) + len(waits) - sum(map(len, kept)),
+        arrivals=kept[3],
+        left_out=sum(map(len, (phases, transfers, waits, arrivals))) - sum(map(len, kept)),
         ends_known=known,
     )
 
@@ -219,28 +224,48 @@ def _operations(
     if not rows.num_rows:
         return [], [], False
     transfer_C = transfers_of(rows)
-    description = dict(
-        zip(groups["group"].to_pylist(), groups["description"].to_pylist(), strict=True)
-    )
     wanted = np.flatnonzero(np.isin(rows["rank"].to_numpy(), list(begin_s)))
     transfers, waits = [], []
+    names = _descriptions(groups)
     for row, transfer_s in zip(
         rows.take(wanted).to_pylist(), transfer_C[wanted].tolist(), strict=True
     ):
         start_s = begin_s[row["rank"]] + row["arrival_s"]
         wait_s = max(row["duration_s"] - transfer_s, 0.0)
-        peer = "" if row["peer"] is None else f" with rank {row['peer']}"
-        about = {
-            "rank": row["rank"],
-            "detail": f"{row['op']}{peer}, {description.get(row['group'], 'group')} "
-            f"#{row['seq']}, {_size(row['payload_bytes'])}",
-        }
+        about: dict[str, Any] = {
+            "rank": row["rank"], "name": row["op"], "detail": _about(row, names)
+        }  # fmt: skip
         if wait_s > 0:
-            waits.append(Bar(name=row["op"], start_s=start_s, duration_s=wait_s, **about))
-        transfers.append(
-            Bar(name=row["op"], start_s=start_s + wait_s, duration_s=transfer_s, **about)
-        )
+            waits.append(Bar(start_s=start_s, duration_s=wait_s, **about))
+        transfers.append(Bar(start_s=start_s + wait_s, duration_s=transfer_s, **about))
     return transfers, waits, True
+
+
+def _arrivals(rows: pa.Table, groups: pa.Table, begin_s: Mapping[int, float]) -> list[Bar]:
+    shown = pc.field("rank").isin(pa.array(list(begin_s), pa.int32()))
+    rows = rows.filter(pc.field("seq").is_valid() & pc.field("duration_s").is_null() & shown)
+    names = _descriptions(groups)
+    return [
+        Bar(
+            rank=row["rank"],
+            name=row["op"],
+            start_s=begin_s[row["rank"]] + row["arrival_s"],
+            duration_s=0.0,
+            detail=_about(row, names),
+        )
+        for row in rows.to_pylist()
+    ]
+
+
+def _descriptions(groups: pa.Table) -> dict[int, str]:
+    return dict(zip(groups["group"].to_pylist(), groups["description"].to_pylist(), strict=True))
+
+
+def _about(row: Mapping[str, Any], names: Mapping[int, str]) -> str:
+    """``all_reduce, dp #41, 25 MiB``."""
+    peer = "" if row["peer"] is None else f" with rank {row['peer']}"
+    group = names.get(row["group"], "group")
+    return f"{row['op']}{peer}, {group} #{row['seq']}, {_size(row['payload_bytes'])}"
 
 
 def transfers_of(rows: pa.Table) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from argus_otel.report.silence import paragraph, unjudged
-from argus_otel.report.view import cost_of, since_of, title_of, what_was_seen, why_of
+from argus_otel.report.view import cost_of, headline, since_of, title_of, what_was_seen, why_of
 from argus_otel.report.wording import counted, stretch
 
 if TYPE_CHECKING:
@@ -35,15 +35,13 @@ def print_view(console: Console, view: RunView, *, verbose: bool = False) -> Non
     findings = view.diagnosis.findings
     name = view.run.run_id or view.run.run[:8]
     seen = what_was_seen(view)
+    style = ""
     if view.all_abstained:
-        console.print(*_wrapped(console, f"No verdict on {seen} (run {name}).", "yellow"))
-    elif not findings:
-        complete = not view.diagnosis.abstentions
-        style = "green" if complete else ""
-        console.print(*_wrapped(console, f"No fault found in {seen} (run {name}).", style))
-    else:
-        faults = counted(len(findings), "fault")
-        console.print(*_wrapped(console, f"{faults} in {seen} (run {name})"))
+        style = "yellow"
+    elif not findings and not view.diagnosis.abstentions:
+        style = "green"
+    on = "on" if view.all_abstained else "in"
+    console.print(*_wrapped(console, f"{headline(view)} {on} {seen} (run {name}).", style))
     if view.all_abstained and not verbose:
         _print_reasons(console, view)
     for finding in findings:
@@ -80,6 +78,9 @@ def _print_finding(console: Console, view: RunView, finding: Finding, *, verbose
     console.print(head, soft_wrap=True)
 
     _print_row(console, "what", finding.summary)
+    if finding.severity == "info" and not verbose:
+        # Nothing to do: two lines are enough beside what somebody has to act on.
+        return
     _print_row(console, "costs", cost_of(finding))
     _print_row(console, "because", "; ".join(why_of(finding, None if verbose else 3)))
     _print_row(console, "do now", finding.next_step)

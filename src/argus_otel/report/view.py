@@ -96,6 +96,16 @@ class RunView:
         return f"{_TITLES.get(symptom.cause) or spoken(symptom.cause)}, {where}"
 
 
+def headline(view: RunView) -> str:
+    """``1 fault and 2 notes``; notes are findings that need nobody to do anything."""
+    if view.all_abstained:
+        return "No verdict"
+    notes = sum(finding.severity == "info" for finding in view.diagnosis.findings)
+    faults = len(view.diagnosis.findings) - notes
+    said = counted(faults, "fault") if faults else "No fault found"
+    return f"{said} and {counted(notes, 'note')}" if notes else said
+
+
 def title_of(finding: Finding) -> str:
     """The cause as people say it: ``compute straggler``."""
     return _TITLES.get(finding.cause) or spoken(finding.cause)

@@ -14,7 +14,7 @@ from argus_otel.cli import detect, report
 from argus_otel.report.html import render_html
 from argus_otel.report.text import print_view
 from argus_otel.store.opening import open_store
-from argus_otel.tables.findings import Finding, Onset, Suppressed
+from argus_otel.tables.findings import Diagnosis, Finding, Onset, Suppressed
 
 SLOW = {
     "ranks": 4,
@@ -149,6 +149,32 @@ def test_a_place_is_named_as_people_name_it(tmp_path, write_store, differences, 
     )
 
     assert view.place_of(finding(**differences)) == place
+
+
+def test_the_worst_comes_first_and_notes_are_short(tmp_path, write_store):
+    """What costs most may need nobody; two lines of it are enough beside what does."""
+    write_store(tmp_path, HEALTHY)
+    judged = service.judge(open_store(str(tmp_path)), "latest")
+    note = finding(severity="info", summary="A note.", cost_gpu_hours=9.0)
+    fault = finding(severity="critical", ranks=(2,), summary="A fault.", cost_gpu_hours=1.0)
+    verdict = replace(judged.verdict, diagnosis=Diagnosis(findings=(note, fault)))
+
+    text = text_of(service.view_of(replace(judged, verdict=verdict)))
+
+    assert text.startswith("1 fault and 1 note in 50 steps")
+    assert text.index("A fault.") < text.index("A note.")
+    assert text.count("do now") == 1
+
+
+def test_a_run_with_nothing_but_notes_has_no_fault(tmp_path, write_store):
+    """As the exit code says."""
+    write_store(tmp_path, HEALTHY)
+    judged = service.judge(open_store(str(tmp_path)), "latest")
+    verdict = replace(judged.verdict, diagnosis=Diagnosis(findings=(finding(severity="info"),)))
+
+    text = text_of(service.view_of(replace(judged, verdict=verdict)))
+
+    assert text.startswith("No fault found and 1 note in 50 steps")
 
 
 def test_a_symptom_without_ranks_is_one_of_all(tmp_path, write_store):
