@@ -117,6 +117,8 @@ def print_comparison(console: Console, comparison: Comparison, *, verbose: bool 
     if shown:
         console.print()
         console.print(_table(shown, step.change.before_s))
+        if {"wait", "phase"} & {line.kind for line in shown}:
+            console.print(Text(f"\n{_OF_OTHERS}", style="dim"))
     counts = {
         state: sum(line.state == state for line in comparison.lines[1:]) for state in _COLOURS
     }

@@ -109,6 +109,8 @@ def metrics_request(
             point.attributes.extend(
                 _attributes(
                     {
+                        # Prometheus keeps attributes of the resource apart from the series.
+                        names.ARGUS_RUN_ID: resource.get(names.ARGUS_RUN_ID, ""),
                         names.ARGUS_FINDING_ID: finding.id,
                         names.ARGUS_FINDING_CAUSE: finding.cause,
                         names.ARGUS_FINDING_SEVERITY: finding.severity,
