@@ -286,11 +286,7 @@ class Session:
         look = self._look()
         if any(finding.severity != "info" for finding in look.open):
             return service.SOMETHING
-        none = self.watcher.judged(look, look.verdict.diagnosis.findings)
-        none_abstained = service.Judged(
-            run=none.run, steps=none.steps, damaged_digests=0, verdict=look.verdict
-        )
-        return service.NO_VERDICT if none_abstained.no_verdict else service.NOTHING
+        return service.NO_VERDICT if self.watcher.judged(look).no_verdict else service.NOTHING
 
     def run(
         self,

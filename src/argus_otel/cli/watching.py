@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from argus_otel import service
+from argus_otel._runtime.errors import StoreError
 from argus_otel.align.steps import with_one_step_count
 from argus_otel.detect.engine import diagnose_run
 from argus_otel.detect.run import RunBuilder
@@ -127,9 +128,11 @@ class Watcher:
         )
         return self._last
 
-    def judged(self, look: Look, findings: Sequence[Finding]) -> service.Judged:
-        """As ``service.publish`` takes it: these findings only."""
-        verdict = replace(look.verdict, diagnosis=Diagnosis(findings=tuple(findings)))
+    def judged(self, look: Look, findings: Sequence[Finding] | None = None) -> service.Judged:
+        """As ``service`` has it, with other findings where some are given."""
+        verdict = look.verdict
+        if findings is not None:
+            verdict = replace(verdict, diagnosis=Diagnosis(findings=tuple(findings)))
         return service.Judged(run=look.run, steps=look.steps, damaged_digests=0, verdict=verdict)
 
     def _take_left(self) -> tuple[Change, ...]:
@@ -139,13 +142,26 @@ class Watcher:
     def _resolve(self, store: Store) -> RunSummary:
         """The run to look at: the same as long as it lives, also where another is newer."""
         before = self._run
-        since = None if before is None else before.first_ns
-        found = store.resolve(self.run_name, since)
-        if before is None or found.run == before.run or self.run_name != LATEST:
+        if before is None:
+            return store.resolve(self.run_name, None)
+        # Only what is new: Jaeger has no list of runs, it searches all steps of the time asked for.
+        try:
+            found = store.resolve(self.run_name, before.last_ns - _QUIET_NS)
+        except StoreError:
+            # Nothing new; that, or the store is away, and then this one fails as well.
+            found = store.resolve(self.run_name, before.first_ns)
+        if found.run != before.run and self.run_name == LATEST:
+            beside = found.first_ns < before.last_ns
+            if beside and found.last_ns - before.last_ns < _QUIET_NS:
+                return before
+        if found.run != before.run:
             return found
-        if found.first_ns < before.last_ns and found.last_ns - before.last_ns < _QUIET_NS:
-            return next((run for run in store.runs(since) if run.run == before.run), before)
-        return found
+        return replace(
+            found,
+            first_ns=min(before.first_ns, found.first_ns),
+            ranks_seen=max(before.ranks_seen, found.ranks_seen),
+            steps=max(before.steps, found.steps),
+        )
 
     def _begin(self, store: Store, run: RunSummary) -> None:
         if self._run is not None:
