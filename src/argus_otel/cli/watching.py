@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 KEPT_STEPS: Final = 200
 FIRST_STEPS: Final = 60
 """Of the run, kept for comparison: the warm-up and fifty more."""
-_MOST_ROWS: Final = 1_500_000
+_MOST_ROWS: Final = 600_000
 """Rows of the steps table held at most, whatever the size of the job; 40 steps at least."""
+_ROWS_AT_ONCE: Final = 150_000
+"""And read at a time, with all columns; what detectors do not need is let go of."""
 _LATE_STEPS: Final = 20
 """A rank that lacks a step so far behind the newest will not send it any more."""
 _AT_ONCE: Final = 256
@@ -167,7 +169,7 @@ class Watcher:
         if self._run is not None:
             self._left += self.ledger.close_all(self._run.run, "another run began")
         self._held, self._tail, self._steps = [], None, 0
-        first = store.read(run, (0, FIRST_STEPS))
+        first = self._fetch(store, run, 0, FIRST_STEPS)
         # How many steps there are, not which: of a run that was resumed or lost some, a guess.
         start = max(FIRST_STEPS, run.steps - self._kept(run))
         whole = start == FIRST_STEPS
@@ -180,10 +182,11 @@ class Watcher:
 
     def _read(self, store: Store, run: RunSummary) -> None:
         """Read from the first step that may not be whole, and keep for good what is whole."""
-        tail = store.read(run, (self._next, self._next + _AT_ONCE))
+        at_once = int(np.clip(_ROWS_AT_ONCE // max(run.world_size, 1), _LATE_STEPS + 2, _AT_ONCE))
+        tail = self._fetch(store, run, self._next, self._next + at_once)
         if not tail.steps.num_rows and run.steps > self._steps:
             # Steps were lost, more than are asked for at once: go on with what there is.
-            tail = store.read(run, (self._next, _NO_END))
+            tail = _slim(store.read(run, (self._next, _NO_END)))
             self._next = max(self._next, _oldest(tail))
         self._steps = run.steps
         while True:
@@ -191,14 +194,29 @@ class Watcher:
             whole = self._whole_before(tail, run)
             if whole <= self._next:
                 break
-            self._held.append(_between(tail, self._next, whole))
+            begin = self._next
+            self._held.append(_between(tail, begin, whole))
             self._next = whole
-            full = tail.steps.num_rows and _newest(tail) >= self._next + _AT_ONCE - 2
+            full = _newest(tail) >= begin + at_once - 1
             self._tail = _between(tail, whole, None)
             if not full:
                 break
-            tail = store.read(run, (self._next, self._next + _AT_ONCE))
+            tail = self._fetch(store, run, self._next, self._next + at_once)
         self._forget(run)
+
+    def _fetch(self, store: Store, run: RunSummary, first: int, after: int) -> RunTables:
+        """Some steps, read in pieces that fit in memory with all their columns."""
+        at_once = max(1, _ROWS_AT_ONCE // max(run.world_size, 1))
+        parts = [
+            _slim(store.read(run, (begin, min(begin + at_once, after))))
+            for begin in range(first, after, at_once)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        joined = {
+            name: pa.concat_tables([getattr(part, name) for part in parts]) for name in _BY_ORDINAL
+        }
+        return replace(parts[-1], **joined)
 
     def _whole_before(self, tail: RunTables, run: RunSummary) -> int:
         """The step before which nothing more will come."""
@@ -233,6 +251,16 @@ class Watcher:
                 return replace(finding, onset=replace(finding.onset, exact=False))
             before = _newest(part)
         return finding
+
+
+def _slim(tables: RunTables) -> RunTables:
+    """Without the columns that only reports need."""
+    wanted = service.READ_COLUMNS
+    return replace(
+        tables,
+        steps=tables.steps.select(list(dict.fromkeys(wanted["steps"]))),
+        collectives=tables.collectives.select(list(dict.fromkeys(wanted["collectives"]))),
+    )
 
 
 def _newest(tables: RunTables) -> int:
