@@ -16,7 +16,7 @@ planted fault each or none, on seeds that no threshold was chosen with. What the
 the digest's units and layout (`tests/contract/test_simulated_wire.py`). "Right" asks for the cause **and**
 the place in one finding of whatever severity: what costs the job nothing now (a slow link that hides
 under compute) is said as information. "As a warning" counts those above that alone, and a false alarm is
-a warning in a healthy run. Brackets are 95 % Wilson intervals.
+a warning in a healthy run. The delay is that of faults that act in every step. Brackets are 95 % Wilson intervals.
 
 Simulated runs know nothing that the simulator's authors did not think of: read the score as an upper
 bound, and [measured](measured.md) for real jobs.

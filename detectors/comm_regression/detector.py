@@ -6,20 +6,26 @@ Shape legend: A = all steps, G = link sets (groups, and pairs of ranks).
 from __future__ import annotations
 
 from math import log
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from argus_otel.detect.api import (
+    SUDDEN,
     Diagnosis,
     Params,
     Run,
     abstain_run,
     lasting,
+    lasting_or_sudden,
     make_run_finding,
     median_over,
     step_growth_s,
     transfers,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def detect(run: Run, params: Params) -> Diagnosis:
@@ -37,15 +43,12 @@ def detect(run: Run, params: Params) -> Diagnosis:
             "transfers of 0.1 ms or more whose ends are known on all members",
         )
     level_AG = seen.history_AG[:, judged]
-    bar_G = np.maximum(log(params["ratio"]), seen.history_bar_G[judged])
-    known_AG = ~np.isnan(level_AG)
-    over_AG = np.nan_to_num(level_AG) >= bar_G
-    known_A = np.asarray(known_AG.any(axis=1))
-    share_A = over_AG.sum(axis=1) / np.maximum(known_AG.sum(axis=1), 1)
+    floor, bar_G = log(params["ratio"]), seen.history_bar_G[judged]
     # One group's siblings that are not slow make it a link's fault, which slow_link names.
-    over_A = lasting(share_A >= params["wide"], known_A)
+    over_A = _wide(level_AG, np.maximum(floor, bar_G), params, window=20)
+    over_A |= _wide(level_AG, np.maximum(floor, SUDDEN * bar_G), params, window=5)
     # Step by step single pairs of ranks may hide the transfer: the groups' own verdicts count too.
-    slow_AG = lasting(over_AG, known_AG)
+    slow_AG = lasting_or_sudden(level_AG, floor, bar_G)
     if not over_A.any() or slow_AG.any(axis=0).mean() < params["wide"]:
         return Diagnosis()
     ratio_G = np.exp(median_over(np.where(slow_AG, level_AG, np.nan), axis=0))
@@ -80,3 +83,13 @@ def detect(run: Run, params: Params) -> Diagnosis:
         },
     )
     return Diagnosis(findings=(finding,))
+
+
+def _wide(
+    level_AG: NDArray[np.float64], bar_G: NDArray[np.float64], params: Params, *, window: int
+) -> NDArray[np.bool_]:
+    """Steps [A] of a lasting time in which nearly all groups are over."""
+    known_AG = ~np.isnan(level_AG)
+    over_AG = np.nan_to_num(level_AG) >= bar_G
+    share_A = over_AG.sum(axis=1) / np.maximum(known_AG.sum(axis=1), 1)
+    return lasting(share_A >= params["wide"], np.asarray(known_AG.any(axis=1)), window=window)

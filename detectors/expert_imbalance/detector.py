@@ -18,7 +18,7 @@ from argus_otel.detect.api import (
     Run,
     abstain_run,
     join_numbers,
-    lasting,
+    lasting_or_sudden,
     lowest_mean,
     luck_of_fastest_quarter,
     luck_of_slowest,
@@ -101,9 +101,8 @@ def _of_stage(
     sigma = _MAD_TO_SIGMA * float(median_over(jump_E, axis=0)) / np.sqrt(2)
     luck = luck_of_slowest(len(held_E)) + luck_of_fastest_quarter(len(held_E))
     # Over 20 steps, and a median errs by a quarter more than a mean.
-    bar = max(log(params["ratio"]), 1.25 * luck * sigma / np.sqrt(20))
-    known_AE = ~np.isnan(above_AE)
-    over_AE = lasting(np.nan_to_num(above_AE) >= bar, known_AE)
+    bar = 1.25 * luck * sigma / np.sqrt(20)
+    over_AE = lasting_or_sudden(above_AE, log(params["ratio"]), bar)
     for position in np.flatnonzero(over_AE.any(axis=0)).tolist():
         held, over_A = held_E[position], over_AE[:, position]
         ratio = float(np.exp(median_over(above_AE[over_A, position], axis=0)))

@@ -121,6 +121,9 @@ def _finding(
     reason = _usual(reasons, low_AR, worst)
     own_s = float(median_over(own_AR[over_A, worst], axis=0))
     level = params.severity(slowdown=slowdown) if slow else "info"
+    everywhere = len(ranks) >= params["everywhere"] * np.count_nonzero(
+        ~np.isnan(clock_AR).all(axis=0)
+    )
     if widely:
         who = f"{len(ranks)} of {run.ranks_R.size} GPUs run at {clock:.0%} of their clocks"
     else:
@@ -137,14 +140,15 @@ def _finding(
         run,
         params,
         cause="gpu_throttled",
-        ranks=[] if widely else [worst, *(rank for rank in ranks if rank != worst)],
+        # All of them: a setting, or the room, and no rank to look at.
+        ranks=[] if everywhere else [worst, *(rank for rank in ranks if rank != worst)],
         over_A=over_A,
         severity=level or "info",
         slowdown=slowdown,
         lost_s=own_s * (1 - 1 / slowdown) if slow and np.isfinite(own_s) else 0.0,
         summary=f"{who} ({reason}); {effect}.",
         evidence={
-            "pattern": "all ranks" if widely else "lasting",
+            "pattern": "all ranks" if everywhere else "lasting",
             "throttle_reason": reason,
             "clock_ratio": round(clock, 3),
             "own_work_ratio": round(slowdown, 3),

@@ -6,6 +6,7 @@ micro-batch), 2 = forward, backward.
 
 from __future__ import annotations
 
+from math import log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from argus_otel.detect.api import (
     device_values,
     event_seconds,
     lasting,
+    lasting_or_sudden,
     lowest_mean,
+    luck_of_slowest,
     make_run_finding,
     median_over,
     name_run_ranks,
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from argus_otel.detect.api import Passes
 
     Floats = NDArray[np.float64]
+
+_MAD_TO_SIGMA = 1.4826
+"""Median absolute deviation → standard deviation, for a normal distribution."""
 
 
 def detect(run: Run, params: Params) -> Diagnosis:
@@ -68,7 +74,11 @@ def _heavy_stages(
     for stage, ranks in enumerate(ranks_S):
         others_A = _lower_middle(np.delete(middle_AS, stage, axis=1), axis=1)
         ratio_A = middle_AS[:, stage] / others_A
-        over_A = lasting(np.nan_to_num(ratio_A) >= params["ratio"], ~np.isnan(ratio_A))
+        log_A = np.log(ratio_A)
+        jump = float(median_over(np.abs(np.diff(log_A)), axis=0))
+        chance = luck_of_slowest(len(ranks_S)) * _MAD_TO_SIGMA * jump / np.sqrt(2)
+        # Of a median over 20 steps, which errs by a quarter more than a mean.
+        over_A = lasting_or_sudden(log_A, log(params["ratio"]), 1.25 * chance / np.sqrt(20))
         if not over_A.any():
             continue
         ratio = float(median_over(ratio_A[over_A], axis=0))

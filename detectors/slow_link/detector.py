@@ -17,7 +17,7 @@ from argus_otel.detect.api import (
     Run,
     abstain_run,
     join_numbers,
-    lasting,
+    lasting_or_sudden,
     make_run_finding,
     median_over,
     name_run_ranks,
@@ -52,8 +52,8 @@ def detect(run: Run, params: Params) -> Diagnosis:
             "transfers of 0.1 ms or more whose ends are known on all members",
         )
     floor = log(params["ratio"])
-    beside_AG = _lasting(seen.sibling_AG, np.maximum(floor, seen.sibling_bar_G))
-    before_AG = _lasting(seen.history_AG, np.maximum(floor, seen.history_bar_G))
+    beside_AG = lasting_or_sudden(seen.sibling_AG, floor, seen.sibling_bar_G)
+    before_AG = lasting_or_sudden(seen.history_AG, floor, seen.history_bar_G)
     # Without siblings there is only the past, and where all are slower than in it, no link is.
     alone_G = with_past_G & ~compared_G
     past_slow_G = np.asarray(before_AG.any(axis=0))
@@ -74,10 +74,6 @@ def detect(run: Run, params: Params) -> Diagnosis:
             for place in _places(run, params, seen, slow_G, judged_G)
         )
     )
-
-
-def _lasting(log_AG: NDArray[np.float64], bar_G: NDArray[np.float64]) -> NDArray[np.bool_]:
-    return lasting(np.nan_to_num(log_AG) >= bar_G, ~np.isnan(log_AG))
 
 
 def _places(

@@ -18,7 +18,9 @@ from argus_otel.detect.lateness import Lateness, lateness
 from argus_otel.detect.reference import Comparison, compare
 from argus_otel.detect.run import Event, Group, Passes, Run
 from argus_otel.detect.statistics import (
+    SUDDEN,
     lasting,
+    lasting_or_sudden,
     lowest_mean,
     luck_of_fastest_quarter,
     luck_of_slowest,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "SUDDEN",
     "WARM_UP_STEPS",
     "Abstention",
     "Comparison",
@@ -66,6 +69,7 @@ __all__ = [
     "join_by_onset",
     "join_numbers",
     "lasting",
+    "lasting_or_sudden",
     "lateness",
     "lowest_mean",
     "luck_of_fastest_quarter",

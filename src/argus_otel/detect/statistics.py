@@ -166,6 +166,28 @@ def start_of_lasting_change(over: NDArray[np.bool_]) -> int:
     return int(np.argmax(gain)) if gain.size else 0
 
 
+SUDDEN: Final = 2.0
+"""A bar for the median of 20 steps, in logs, times this is one for the median of 5: sqrt(20 / 5)."""
+
+
+def lasting_or_sudden(
+    log: Floats, floor: Floats | float, bar: Floats | float, *, recent: int = 5
+) -> NDArray[np.bool_]:
+    """Steps that show something which lasts, or which has just begun and is beyond chance already.
+
+    Args:
+        log: Log ratio to the reference, [steps, ...]; NaN unknown.
+        floor: Least log ratio that matters.
+        bar: Log ratio that the median of 20 steps rarely reaches by chance.
+        recent: Steps that the quick answer looks at; more than half of them have to be over.
+    """
+    known, values = ~np.isnan(log), np.nan_to_num(log)
+    slow = lasting(values >= np.maximum(floor, bar), known)
+    quick = lasting(values >= np.maximum(floor, SUDDEN * bar), known, window=recent, recent=recent)
+    shown: NDArray[np.bool_] = slow | quick
+    return shown
+
+
 def lasting(
     over: NDArray[np.bool_],
     known: NDArray[np.bool_],
