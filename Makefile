@@ -17,7 +17,7 @@ LIGHT_TESTS := tests/unit tests/detectors tests/architecture --ignore=tests/unit
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo stack test lint format types imports semconv semconv-check docs check \
-        wheel-test lowest verdicts bench clean
+        wheel-test lowest verdicts accuracy accuracy-quick bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,9 +62,10 @@ semconv: setup ## make names.py and the reference pages from the registry and th
 	$(BIN)/python -m argus_otel.semconv.generate docs/reference/telemetry.md
 	$(BIN)/python -m argus_otel.settings > docs/reference/settings.md
 	$(BIN)/python -m argus_otel.cli.reference > docs/reference/cli.md
+	$(BIN)/python -m argus_otel.detect.pages docs/reference/causes
 
 semconv-check: setup ## are both up to date?
-	$(BIN)/python -m pytest -q tests/architecture/test_registry.py
+	$(BIN)/python -m pytest -q tests/architecture/test_registry.py tests/contract/test_cause_pages.py
 
 docs: setup ## build the documentation into site/; a broken link fails
 	$(BIN)/zensical build --clean --strict
@@ -92,7 +93,13 @@ $(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
 verdicts: setup ## 8 real jobs, healthy and with a slow rank: is the verdict right? (4 minutes)
 	$(BIN)/python bench/verdicts.py --quick --again
 
-check: lint types imports semconv-check docs wheel-test lowest test verdicts ## all that CI runs
+accuracy: setup ## how often the detectors are right, on 2,600 simulated jobs (an hour; QUICK=1: 3 minutes)
+	$(BIN)/python bench/accuracy $(if $(QUICK),--quick)
+
+accuracy-quick: setup
+	$(BIN)/python bench/accuracy --quick
+
+check: lint types imports semconv-check docs wheel-test lowest test verdicts accuracy-quick ## all that CI runs
 
 bench: setup ## the measurements that the documentation quotes, into bench/results (leave the machine idle)
 	$(BIN)/python bench/all.py

@@ -107,7 +107,10 @@ def settle(
 
 
 def _of_track(track: Track, frame: Frame, *, window_steps: int, last_window: int) -> Finding:
-    by_size = sorted(track.findings, key=lambda f: (f.slowdown, f.first_step))
+    # A window in which the fault has just begun knows its size, and little of what steps cost.
+    most = max(f.evidence.get("steps_over", 0) for f in track.findings)
+    full = [f for f in track.findings if f.evidence.get("steps_over", 0) >= 0.9 * most]
+    by_size = sorted(full, key=lambda f: (f.slowdown, f.first_step))
     typical = by_size[len(by_size) // 2]
     episodes: list[list[int]] = []
     before = None
