@@ -17,7 +17,7 @@ from rich.live import Live
 
 from argus_otel import service
 from argus_otel._runtime.bundled import bundled_path
-from argus_otel._runtime.errors import ArgusError, StoreError
+from argus_otel._runtime.errors import ArgusError, ConfigError, StoreError
 from argus_otel.cli.options import (
     DetectorFolders,
     Headers,
@@ -122,8 +122,7 @@ def watch(
 def _state_file(url: str) -> Path:
     if "://" in url and not url.startswith("parquet:"):
         return Path(STATE_FILE)
-    folder = local_folder(url.removeprefix("parquet://"))
-    return folder / STATE_FILE if folder.is_dir() else Path(STATE_FILE)
+    return local_folder(url.removeprefix("parquet://")) / STATE_FILE
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,7 +162,7 @@ class Lines:
         if self.as_json:
             self._json(event, message=text)
         else:
-            self._print(f"{'watch':<9} {text}", "dim")
+            self._print(f"{'watch':<9} {' '.join(text.split())}", "dim")
 
     def _print(self, text: str, style: str) -> None:
         self.console.print(
@@ -276,6 +275,7 @@ class Session:
     monotonic: Callable[[], float] = time.monotonic
     _watching: str = ""
     _lost_at: float | None = None
+    _forgetful: bool = False
 
     def look_once(self) -> int:
         """One look; the exit code.
@@ -345,10 +345,18 @@ class Session:
             self.lines.change(change, run, self._url(change.finding, run))
         # First told, then remembered: a crash between the two tells something twice, never not.
         if look.changes or look.fresh:
-            self.watcher.ledger.write()
+            self._remember()
         if self.publisher is not None:
             self.publisher.publish(look)
         return look
+
+    def _remember(self) -> None:
+        try:
+            self.watcher.ledger.write()
+        except ConfigError as error:
+            if not self._forgetful:
+                self._forgetful = True
+                self.lines.say("not_remembered", f"a restart would raise things again: {error}")
 
     def _url(self, finding: Finding, run: RunSummary) -> str | None:
         from argus_otel.report.links import trace_url

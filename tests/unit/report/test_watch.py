@@ -1,10 +1,17 @@
 """A job that is watched while it is written: each thing is said once, whatever happens to the store."""
 
+import http.server
 import io
 import json
+import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import typer
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -39,6 +46,34 @@ def start(folder, **options):
     lines = Lines(console=Console(file=out, width=400), now_ns=lambda: 0, **options)
     publisher = Publisher(watcher, str(folder), None, lines)
     return Session(watcher=watcher, lines=lines, publisher=publisher), out
+
+
+@pytest.fixture
+def endpoint():
+    """An OTLP/HTTP endpoint: what was posted by path, and the status that each path answers with."""
+    posted, status = {}, {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            code = status.get(self.path, 200)
+            if code == 200:
+                posted.setdefault(self.path, []).append(body)
+            self.send_response(code)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield SimpleNamespace(
+            url=f"http://127.0.0.1:{server.server_port}", posted=posted, status=status
+        )
+        server.shutdown()
+        thread.join()
 
 
 def told(out, word):
@@ -136,6 +171,19 @@ def test_a_store_that_is_not_there_yet_is_waited_for(tmp_path, write_store):
     assert len(told(out, "CRITICAL")) == 1
 
 
+def test_a_state_that_cannot_be_kept_does_not_end_the_watch(folder, write_store):
+    """A full disk is no reason to be silent about a job."""
+    session, out = start(folder)
+    session.watcher.ledger.path = folder / "nowhere" / "state.json"
+    write_store(folder, slow(until=140), until_step=60)
+    session.try_look()
+    write_store(folder, slow(until=140), from_step=60, until_step=70)
+    session.try_look()
+
+    assert len(told(out, "a restart would raise things again")) == 1
+    assert len(told(out, "CRITICAL")) == 1
+
+
 def test_what_comes_late_is_read_when_it_has_come(folder, write_store):
     """A rank's digests leave it once a second, and not when the others' do."""
     session, _ = start(folder)
@@ -218,6 +266,64 @@ def test_verdicts_go_into_the_traces_once_each_way(folder, write_store):
     assert sorted(states) == ["ended", "open"]
 
 
+def test_an_endpoint_gets_spans_logs_and_the_metric(folder, write_store, endpoint):
+    """A log record for each that is raised or over; the metric at every look while one is open."""
+    session, out = start(folder)
+    session.publisher.endpoint = endpoint.url
+    for begin in range(0, 140, 35):
+        write_store(folder, slow(until=70), from_step=begin, until_step=begin + 35)
+        session.try_look()
+
+    assert len(endpoint.posted["/v1/traces"]) == 2
+    assert len(endpoint.posted["/v1/logs"]) == 2
+    values = [
+        point.as_int
+        for body in endpoint.posted["/v1/metrics"]
+        for point in ExportMetricsServiceRequest.FromString(body)
+        .resource_metrics[0]
+        .scope_metrics[0]
+        .metrics[0]
+        .gauge.data_points
+    ]
+    assert values[0] == 1
+    assert values[-1] == 0
+    assert told(out, "not published") == []
+
+
+def test_an_endpoint_that_is_down_is_said_once_and_tried_again(folder, write_store, endpoint):
+    """The finding stands meanwhile; nothing is lost, and nothing is sent twice."""
+    session, out = start(folder)
+    session.publisher.endpoint = endpoint.url
+    endpoint.status["/v1/traces"] = 503
+    write_store(folder, slow(until=140), until_step=60)
+    session.try_look()
+    session.try_look()
+    assert len(told(out, "not published, will try again")) == 1
+    assert len(told(out, "CRITICAL")) == 1
+
+    endpoint.status.clear()
+    session.try_look()
+    session.try_look()
+
+    assert len(endpoint.posted["/v1/traces"]) == 1
+    assert len(endpoint.posted["/v1/logs"]) == 1
+
+
+def test_an_endpoint_without_logs_is_not_asked_for_them_again(folder, write_store, endpoint):
+    """``argus serve`` takes spans only."""
+    session, out = start(folder)
+    session.publisher.endpoint = endpoint.url
+    endpoint.status.update({"/v1/logs": 404, "/v1/metrics": 404})
+    write_store(folder, slow(until=70), until_step=60)
+    session.try_look()
+    write_store(folder, slow(until=70), from_step=60)
+    session.try_look()
+
+    assert len(told(out, "taking no logs")) == 1
+    assert len(told(out, "taking no metrics")) == 1
+    assert len(endpoint.posted["/v1/traces"]) == 2
+
+
 def test_json_lines_carry_the_finding(folder, write_store):
     """One object a line, for programs."""
     session, out = start(folder, as_json=True, ui_url="http://j")
@@ -271,6 +377,4 @@ def test_the_screen_shows_step_times_who_is_late_and_what_is_open(folder, write_
 
 
 def test_a_sparkline_is_twice_as_high_for_twice_as_long():
-    import numpy as np
-
     assert sparkline(np.array([1.0, 0.5, 0.0])) == "█▅▁"
