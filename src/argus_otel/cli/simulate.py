@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -37,6 +39,8 @@ TRUTH_SCHEMA: Final = "argus.truth/1"
 _ROWS_A_BLOCK: Final = 100_000
 """(Step, rank) pairs that are held at a time."""
 _FLUSH_S: Final = 60.0
+_SENDERS: Final = 16
+"""Connections at once: a receiver answers when it has stored, and stores what came together at once."""
 
 
 def register(app: typer.Typer) -> None:
@@ -195,10 +199,17 @@ def _with_progress(blocks: Iterator[RunTables], steps: int, *, quiet: bool) -> I
 
 def _send(endpoint: str, name: RunName, blocks: Iterator[RunTables]) -> int:
     """Every rank's digests through the real encoder and sender; the number of spans sent."""
-    sender = Sender(
-        targets_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}, [Signal.TRACES]),
-        first_post_jitter_s=0.0,
-    )
+    targets = targets_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}, [Signal.TRACES])
+    with ExitStack() as stack:
+        senders = [Sender(targets, first_post_jitter_s=0.0) for _ in range(_SENDERS)]
+        for sender in senders:
+            stack.callback(sender.close)
+        return _send_blocks(endpoint, name, blocks, senders)
+
+
+def _send_blocks(
+    endpoint: str, name: RunName, blocks: Iterator[RunTables], senders: Sequence[Sender]
+) -> int:
     resources: dict[int, bytes] = {}
     spans = 0
     for block in blocks:
@@ -210,10 +221,14 @@ def _send(endpoint: str, name: RunName, blocks: Iterator[RunTables]) -> int:
         for rank, digests in by_rank.items():
             batch = _encode(digests, rank, name)
             for body, count in encode_trace_requests(resources[rank], {scopes.DIGEST: [batch]}):
-                sender.submit(Signal.TRACES, body, count)
+                senders[rank % _SENDERS].submit(Signal.TRACES, body, count)
                 spans += count
-        if not sender.flush(_FLUSH_S):
-            drops = ", ".join(f"{cause}: {n}" for cause, n in sender.stats.drops.items())
+        with ThreadPoolExecutor(_SENDERS) as threads:
+            accepted = all(threads.map(lambda sender: sender.flush(_FLUSH_S), senders))
+        if not accepted:
+            drops = ", ".join(
+                f"{cause}: {n}" for sender in senders for cause, n in sender.stats.drops.items()
+            )
             raise ArgusError(
                 f"the OTLP endpoint {endpoint}",
                 got=f"not taking the run ({drops or 'no answer in time'})",
@@ -223,9 +238,22 @@ def _send(endpoint: str, name: RunName, blocks: Iterator[RunTables]) -> int:
     return spans
 
 
+_AXES: Final = {
+    "dp": names.DL_DATA_PARALLEL_RANK,
+    "tp": names.DL_TENSOR_PARALLEL_RANK,
+    "pp": names.DL_PIPELINE_PARALLEL_RANK,
+    "ep": names.DL_EXPERT_PARALLEL_RANK,
+    "cp": names.DL_CONTEXT_PARALLEL_RANK,
+}
+
+
 def _resource(row: Mapping[str, Any], name: RunName) -> bytes:
+    known = {attribute: row[axis] for axis, attribute in _AXES.items() if row[axis] is not None}
+    if row["gpu"] is not None:
+        known["hw.id"] = row["gpu"]
     return encode_resource(
         {
+            **known,
             "service.name": "simulated",
             "service.instance.id": f"{name.run_id}-rank{row['rank']}",
             "host.name": row["host"],
