@@ -22,8 +22,10 @@ from argus_otel.cli.options import (
     DetectorFolders,
     Headers,
     RunName,
+    Since,
     StoreUrl,
     UiUrl,
+    begin_ns,
     opened,
     read_age_ns,
 )
@@ -58,6 +60,7 @@ def watch(
     store: StoreUrl = None,
     run: RunName = "latest",
     interval: Annotated[str, typer.Option(help="Time between two looks: 10s, 1m.")] = "10s",
+    since: Since = None,
     once: Annotated[bool, typer.Option("--once", help="Look once, for cron.")] = False,
     header: Headers = None,
     detectors: DetectorFolders = None,
@@ -99,6 +102,7 @@ def watch(
         run_name=run,
         ledger=ledger,
         detectors=load_detectors(bundled_path("detectors"), *(detectors or ())),
+        since_ns=begin_ns(since),
         info=info,
     )
     console = Console(highlight=False, soft_wrap=True)

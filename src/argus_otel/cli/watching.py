@@ -43,7 +43,7 @@ _ROWS_AT_ONCE: Final = 150_000
 """And read at a time, with all columns; what detectors do not need is let go of."""
 _LATE_STEPS: Final = 20
 """A rank that lacks a step so far behind the newest will not send it any more."""
-_AT_ONCE: Final = 256
+_AT_ONCE: Final = 64
 """Steps asked for in one reading, where the store is asked trace by trace."""
 _NO_END: Final = 1 << 62
 _QUIET_NS: Final = 120 * 10**9
@@ -74,6 +74,8 @@ class Watcher:
     run_name: str
     ledger: Ledger
     detectors: Sequence[Detector]
+    since_ns: int | None = None
+    """Look only at runs that sent something since then, Unix nanoseconds."""
     info: bool = False
     """Whether information is told too."""
     store: Store | None = None
@@ -145,7 +147,7 @@ class Watcher:
         """The run to look at: the same as long as it lives, also where another is newer."""
         before = self._run
         if before is None:
-            return store.resolve(self.run_name, None)
+            return store.resolve(self.run_name, self.since_ns)
         # Only what is new: Jaeger has no list of runs, it searches all steps of the time asked for.
         try:
             found = store.resolve(self.run_name, before.last_ns - _QUIET_NS)
