@@ -24,7 +24,8 @@ def detect(run: Run, params: Params) -> Diagnosis:
     """Name the odd ranks of each group whose members do not agree on the operation."""
     places: dict[tuple[int, int], list[Beat]] = {}
     for beat in _latest(run):
-        if beat["group"] is not None and beat["op"] not in _DIRECT:
+        numbered = beat["group"] is not None and beat["seq"] is not None
+        if numbered and beat["op"] not in _DIRECT:
             places.setdefault((beat["group"], beat["seq"]), []).append(beat)
     findings = []
     for (group, seq), beats in sorted(places.items()):

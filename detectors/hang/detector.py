@@ -39,7 +39,8 @@ def detect(run: Run, params: Params) -> Diagnosis:
     age_of: dict[tuple[int, int], float] = {}
     for rank, rows in fresh.items():
         for beat in rows:
-            if beat["group"] is not None and beat["op"] not in _DIRECT:
+            numbered = beat["group"] is not None and beat["seq"] is not None
+            if numbered and beat["op"] not in _DIRECT:
                 place = (beat["group"], beat["seq"])
                 waiting.setdefault(place, set()).add(rank)
                 age_of[place] = max(age_of.get(place, 0.0), beat["age_s"] or 0.0)
@@ -80,7 +81,11 @@ def _judge(
         rank
         for (group, seq), absent in missing.items()
         for rank in absent & fresh.keys()
-        if any(beat["group"] == group and beat["seq"] < seq for beat in fresh[rank])
+        # Point-to-point operations have no number that all members share.
+        if any(
+            beat["group"] == group and beat["seq"] is not None and beat["seq"] < seq
+            for beat in fresh[rank]
+        )
     }
     culprits = free & fresh.keys() or behind or free
     if culprits:

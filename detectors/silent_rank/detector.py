@@ -79,10 +79,10 @@ def _stopped(run: Run, params: Params, ranks: list[int], quiet_s_R: NDArray[np.f
 
 def _never(run: Run, params: Params, silent: list[int]) -> list[Finding]:
     """One finding for the ranks that never sent a step; some are known by the world size alone."""
-    numbers = sorted(
-        {int(run.ranks_R[rank]) for rank in silent}
-        | (set(range(run.world_size)) - set(run.ranks_R.tolist()))
-    )
+    seen = set(run.ranks_R.tolist())
+    # A converted trace may hold some ranks of a job under their own numbers.
+    absent = set(range(run.world_size)) - seen if max(seen, default=0) < run.world_size else set()
+    numbers = sorted({int(run.ranks_R[rank]) for rank in silent} | absent)
     span_ns = run.end_ns_AR.max() - run.end_ns_AR[run.end_ns_AR > 0].min(
         initial=np.iinfo(np.int64).max
     )

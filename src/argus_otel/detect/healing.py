@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
 
+_UNKNOWN_S: Final = 1e9
+"""Longer than any step, where own time is not known: no bound."""
 _MOST_STEPS: Final = 48
 """Steps of a finding that are replayed; spread over it where there are more."""
 _PAST_STEPS: Final = 12
@@ -199,7 +201,7 @@ def _heal_compute(case: _Case) -> Floats | None:
         name = str(int(case.frame.ranks_R[rank]))
         factor_R[rank] = max(float(factors.get(name, case.finding.slowdown)), 1.0)
     own_SR = case.column("busy_s")
-    own_SR = np.where(np.isnan(own_SR), np.inf, own_SR)
+    own_SR = np.where(np.isnan(own_SR), _UNKNOWN_S, own_SR)
     # Half as much again: the factor is a usual step's, and some steps are slower.
     return _heal_own(case, own_SR * (1 - 1 / factor_R) * 1.5)
 

@@ -279,7 +279,7 @@ def _join(
     weight = np.empty((nodes, steps_S.size))
     weight[marks:] = transfer_LS
     rank_N = np.full(nodes, -1, dtype=np.int64)
-    befores: list[Ints] = []
+    earlier: list[Ints] = []
     afters: list[Ints] = []
     laid: list[Ints] = []
     offset = 0
@@ -289,14 +289,14 @@ def _join(
         rank_N[ids] = line.ranks_N[:, None]
         lane_node = node_L[pairs.lane_C[line.pair_NK]]
         gated = line.gate_K >= 0
-        befores += [ids[:, :-1], ids[:, line.at_K], lane_node[:, gated]]
+        earlier += [ids[:, :-1], ids[:, line.at_K], lane_node[:, gated]]
         afters += [ids[:, 1:], lane_node, ids[:, line.gate_K[gated]]]
         laid.append(ids)
         offset += size
     follows = lanes[before_L[lanes] >= 0]
-    befores.append(node_L[before_L[follows]])
+    earlier.append(node_L[before_L[follows]])
     afters.append(node_L[follows])
-    before = np.concatenate([part.reshape(-1) for part in befores])
+    before = np.concatenate([part.reshape(-1) for part in earlier])
     after = np.concatenate([part.reshape(-1) for part in afters])
     level_N = _levels(before, after, nodes)
     if level_N is None:
