@@ -40,7 +40,7 @@ def detect(window: Window, params: Params) -> Diagnosis:
     bursts_R = (count_R >= params["burst_steps"]) & ~lasting_R
     if not (lasting_R | bursts_R).any():
         return Diagnosis()
-    known = np.count_nonzero(known_R)
+    known = int(np.count_nonzero(known_R))
     if np.count_nonzero(lasting_R) >= max(params["all_ranks"] * known, min(known, 2)):
         everybody = np.flatnonzero(known_R).tolist()
         return Diagnosis(findings=(_of_all(window, params, share_SR, everybody),))
