@@ -59,15 +59,15 @@ _SHAPED_A_TURN: Final = 64
 
 _OTHER_HOOK_COST_NS: Final = 1000
 _HOOK_COST_NS_BY_KIND: Final = {
-    events.COLLECTIVE: 3500,
-    events.END: 12_000,
-    events.WAIT: 1200,
-    events.DATA: 3000,
+    events.COLLECTIVE: 3700,
+    events.END: 12_900,
+    events.WAIT: 1100,
+    events.DATA: 4700,
     events.FORWARD: 3900,
-    events.BACKWARD: 3400,
+    events.BACKWARD: 3600,
     events.OPTIMIZER: 3100,
-    events.PHASE: 2060,
-    events.STEP_END: 17_200,
+    events.PHASE: 2400,
+    events.STEP_END: 7000,
 }
 """What one event costs the thread that records it, beyond bare: medians of bench/record.py.
 The training thread cannot time itself without doubling the price, so its share of argus's own
