@@ -1,6 +1,6 @@
 """How often the detectors are right, on simulated runs with known truth.
 
-    python bench/accuracy [--quick] [--json] [--fresh] [--workers N]
+    python bench/accuracy [--quick] [--json] [--fresh] [--score] [--workers N]
 
 Runs are drawn from design.yaml and judged one by one; a run that is in the record already is not
 judged again, so that an interrupted score goes on where it stopped. ``--fresh`` begins anew.
@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a sample of three minutes, for CI")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--fresh", action="store_true", help="judge every run anew")
+    parser.add_argument("--score", action="store_true", help="judge nothing, score the record")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     warnings.simplefilter("ignore", RuntimeWarning)  # medians of nothing, in the baselines
@@ -44,7 +45,8 @@ def main() -> int:
     if options.fresh or options.quick:
         kept.unlink(missing_ok=True)
     done = _read(kept)
-    runs = [run for run in draw(read_design(), quick=options.quick) if run.id not in done]
+    design = draw(read_design(), quick=options.quick)
+    runs = [] if options.score else [run for run in design if run.id not in done]
     with (
         kept.open("a", encoding="utf-8") as record,
         ProcessPoolExecutor(options.workers) as workers,
@@ -56,7 +58,7 @@ def main() -> int:
             record.write(json.dumps(outcome) + "\n")
             record.flush()
             done[outcome["id"]] = outcome
-    results = score(list(done.values()))
+    results = {"runs_of_design": len(design), **score(list(done.values()))}
     if not options.quick:
         write_results(RESULTS / "accuracy.json", results)
         write_page(RESULTS / "accuracy.json")

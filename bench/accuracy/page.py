@@ -76,8 +76,14 @@ def _headline(results: dict[str, Any]) -> str:
     rows.append(
         f"| healthy runs with a warning | 0 | {_share(alarms)} | {_met(not alarms['hits'])} |"
     )
-    return f"{results['runs']['faulty']} faulty runs, {results['runs']['healthy']} healthy.\n\n" + (
-        "\n".join(rows) + "\n"
+    judged = results["runs"]["faulty"] + results["runs"]["healthy"]
+    of = results["runs_of_design"]
+    rest = (
+        "" if judged == of else f" **The design has {of} runs; {of - judged} are not judged yet.**"
+    )
+    return (
+        f"{results['runs']['faulty']} faulty runs, {results['runs']['healthy']} healthy.{rest}\n\n"
+        + ("\n".join(rows) + "\n")
     )
 
 

@@ -81,15 +81,16 @@ def _all(design: Mapping[str, Any]) -> Iterator[Drawn]:
         for repeat in range(row["repeats"]):
             noise = design["noise"][repeat % len(design["noise"])]
             yield _faulty(design, name, row, None, noise, repeat)
+    for name, row in design["healthy"].items():
+        for repeat in range(row["count"]):
+            yield _healthy(design, name, row, repeat)
+    # Last, since they take as long as all others together.
     for large in design["large"]:
         row = {**design["sized"][large["name"]], "clusters": [large["cluster"]]}
         for repeat in range(large["count"]):
             size = float(design["sizes"][repeat % len(design["sizes"])])
             noise = design["noise"][repeat // len(design["sizes"]) % len(design["noise"])]
             yield _faulty(design, large["name"], row, size, noise, repeat)
-    for name, row in design["healthy"].items():
-        for repeat in range(row["count"]):
-            yield _healthy(design, name, row, repeat)
 
 
 def _random(*parts: object) -> np.random.Generator:
