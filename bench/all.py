@@ -24,6 +24,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "record": ("--quick",),
     "cycle": ("--quick",),
     "wire": ("--quick",),
+    "sketch": ("--quick",),
     "memory": ("--quick",),
     "overhead": ("--quick",),
     "verdicts": ("--quick",),

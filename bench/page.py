@@ -194,6 +194,49 @@ def memory(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def sketch(results: dict[str, Any]) -> str:
+    """Kernel durations."""
+    lines = [
+        "## Kernel durations: sketch, and ARGUS's compression",
+        "",
+        (
+            f"Bytes {results['unit']}. Errors of the Wasserstein-1 distance to the other ranks (or "
+            "steps), as a share of the median duration: 95 % of the kernels' time is below the first, "
+            "the worst row is the second. ARGUS's is written from its published description "
+            f"(`bench/sketch.py`). Target: {results['target_bytes']} bytes sent and "
+            f"{results['target_error']:.0%}."
+        ),
+        "",
+        (
+            "| kernels | rows | packed | sent | error | ARGUS: packed | sent | error "
+            "| time to build, ARGUS / sketch | target |"
+        ),
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for job in results["jobs"]:
+        cells = [f"{job['title']}: {job['kernels']:.0f}", f"{job['rows']:.0f}"]
+        for way in ("sketch", "argus"):
+            row = job[way]
+            error = row["distance"]
+            cells += [
+                f"{row['bytes']:.0f}",
+                f"{row['sent_bytes']:.0f}",
+                f"{error['p95']:.1%}, {error['worst']:.1%}",
+            ]
+        cells += [_spread(job["argus_time_over_sketch"]), _met(job["target_met"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    merged = all(job["sketch"]["mergeable"] for job in results["jobs"])
+    lines += [
+        "",
+        (
+            "Sketches of ranks merged are, byte for byte, the sketch of all their kernels: "
+            f"{'yes' if merged else '**no**'}. ARGUS's triples cannot be merged; here they stand "
+            "side by side."
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def verdicts(results: dict[str, Any]) -> str:
     """Real jobs."""
     counts = ", ".join(f"{count} {name}" for name, count in results["counts"].items())
@@ -225,6 +268,7 @@ SECTIONS = {
     "encode": encode,
     "gil": gil,
     "wire": wire,
+    "sketch": sketch,
     "memory": memory,
     "verdicts": verdicts,
 }
