@@ -38,8 +38,7 @@ def detect(window: Window, params: Params) -> Diagnosis:
     others = float(lowest_mean(median_over(share_SR, axis=0), axis=0))
     if others >= params["crowded_share"]:
         return Diagnosis(findings=(_of_all(window, share_SR, params),))
-    run_SR = window.frame.column("run_delay_s") / window.frame.job_step_s[:, None]
-    ever = float(lowest_mean(median_over(run_SR, axis=0), axis=0))
+    ever = float(lowest_mean(window.frame.usual_share_R("run_delay_s"), axis=0))
     busy_host = max(others, float(np.nan_to_num(ever))) >= params["shared_share"]
     over_SR = np.nan_to_num(share_SR) - others >= params["info_share"]
     recent_SR = over_SR[-int(params["recent_steps"]) :]
@@ -58,13 +57,19 @@ def _places(
     window: Window, lasting_R: NDArray[np.bool_], known_R: NDArray[np.bool_]
 ) -> list[list[int]]:
     """Whole hosts where all of their ranks suffer and another host does not; else ranks."""
+    hosts_R, known = window.hosts_R, np.flatnonzero(known_R).tolist()
+    concerned = {hosts_R[rank] for rank in np.flatnonzero(lasting_R & known_R).tolist()}
+    if not concerned:
+        return []
     by_host: dict[str, list[int]] = {}
-    for rank in np.flatnonzero(known_R).tolist():
-        by_host.setdefault(window.host(rank), []).append(rank)
+    for rank in known:
+        if hosts_R[rank] in concerned:
+            by_host.setdefault(hosts_R[rank], []).append(rank)
+    several = any(hosts_R[rank] != hosts_R[known[0]] for rank in known)
     places: list[list[int]] = []
     for host, ranks in by_host.items():
         suffering = [rank for rank in ranks if lasting_R[rank]]
-        whole = bool(host) and len(by_host) > 1 and len(suffering) == len(ranks) > 1
+        whole = bool(host) and several and len(suffering) == len(ranks) > 1
         places += [suffering] if whole else [[rank] for rank in suffering]
     return places
 

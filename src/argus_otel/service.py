@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from argus_otel._runtime.ahead import one_ahead
 from argus_otel._runtime.bundled import bundled_path
 from argus_otel.align import align
 from argus_otel.align.steps import with_one_step_count
@@ -21,7 +22,7 @@ from argus_otel.detect.compare import PhaseBuilder, Side
 from argus_otel.detect.definition import load_detectors
 from argus_otel.detect.engine import diagnose_run
 from argus_otel.detect.ideal import what_if_table
-from argus_otel.detect.run import COLUMNS, RunBuilder, run_of
+from argus_otel.detect.run import COLUMNS, PASS_COLUMNS, RunBuilder, run_of
 from argus_otel.encode import EncodedSpans, encode_resource, encode_span, encode_trace_requests
 from argus_otel.publish.spans import HttpDestination, finding_spans, steps_of
 from argus_otel.report.pictures import Heat, Pictures, StageShare, WhatIfBar, step_picture
@@ -57,6 +58,7 @@ READ_COLUMNS: Final = {
         "boundary_counts", *(name for name in COLUMNS if name != "step_s"),
     ),
     "collectives": (*operations.COLUMNS, "count"),
+    "micro_batches": PASS_COLUMNS,
 }  # fmt: skip
 """Of a large run, what detectors need."""
 _LOOKED_AT: Final = 20
@@ -123,18 +125,24 @@ def judge(
             damaged_digests=tables.damaged_digests,
             verdict=diagnose_run(run_of(tables), detectors),
         )
-    builder = RunBuilder()
-    damaged = 0
-    for block in store.blocks(run, READ_COLUMNS):
-        damaged = max(damaged, block.damaged_digests)
-        builder.add(with_one_step_count(block))
-    verdict = diagnose_run(builder.build(), detectors)
+    whole, damaged = _read_in_blocks(store, run)
+    verdict = diagnose_run(whole, detectors)
     return Judged(
         run=run,
         steps=_steps_to_look_at(store, run, verdict.diagnosis.findings),
         damaged_digests=damaged,
         verdict=verdict,
     )
+
+
+def _read_in_blocks(store: Store, run: RunSummary) -> tuple[Run, int]:
+    """A large run, and its damaged digests; what it was built from is gone when this returns."""
+    builder = RunBuilder()
+    damaged = 0
+    for block in one_ahead(map(with_one_step_count, store.blocks(run, READ_COLUMNS))):
+        damaged = max(damaged, block.damaged_digests)
+        builder.add(block)
+    return builder.build(), damaged
 
 
 def _steps_to_look_at(store: Store, run: RunSummary, findings: Sequence[Finding]) -> pa.Table:
@@ -320,8 +328,7 @@ def read_side(
     """
     run = store.resolve(run_name, since_ns)
     builder, phases = RunBuilder(), PhaseBuilder()
-    for block in _blocks_between(store, run, steps):
-        tables = with_one_step_count(block)
+    for tables in one_ahead(map(with_one_step_count, _blocks_between(store, run, steps))):
         builder.add(tables)
         phases.add(tables.steps)
     built = builder.build()

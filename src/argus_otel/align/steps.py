@@ -10,7 +10,7 @@ Shape legend: S = rows of steps, B = (step, group) pairs, K = (group, ordinal) p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _MIN_CONFIRMED: Final = 2
 """Steps that a shift must explain: one equal count may be chance."""
+_TABLE_PER_ROW: Final = 4
+"""A table over all groups and steps is looked up, not searched, if it is no larger than so many times
+the rows; where ordinals lie far apart it would be."""
 _ROWS_ASKED: Final = 32
 _SHIFTS_TRIED: Final = 8
 """Bounds the work where thousands of ranks are off; a shift that holds explains most rows."""
@@ -71,6 +74,8 @@ class _Counts:
     """How many ranks gave a count."""
     place_key: NDArray[np.int64]
     """One sorted number for group and ordinal."""
+    place_of: NDArray[np.int64] | None
+    """Key → place, -1 for none; None where there are too many keys for a table."""
     low: int
     width: int
     """Of the ordinals: the lowest, and how many there may be."""
@@ -81,6 +86,9 @@ class _Counts:
         """The group's count at an ordinal, and whether at least two ranks gave one."""
         inside = (ordinal >= self.low) & (ordinal < self.low + self.width)
         wanted = group * self.width + ordinal - self.low
+        if self.place_of is not None:
+            place = self.place_of[np.where(inside, wanted, 0)]
+            return self.place_count[place], inside & (place >= 0) & (self.place_ranks[place] > 1)
         place = np.minimum(np.searchsorted(self.place_key, wanted), self.place_key.size - 1)
         known = inside & (self.place_key[place] == wanted) & (self.place_ranks[place] > 1)
         return self.place_count[place], known
@@ -95,9 +103,71 @@ def _boundary_counts(
     # Where the buffer overflowed, the count is that of the first operation which was kept.
     whole_B = ~steps["truncated"].to_numpy()[step_B]
     step_B = step_B[whole_B]
-    _, group_B = np.unique(pairs.field("group").to_numpy()[whole_B], return_inverse=True)
+    group_B = _numbered(pairs.field("group"))[whole_B]
     count_B = pairs.field("count").to_numpy()[whole_B]
     ordinal_B, rank_B = ordinal_S[step_B], rank_S[step_B]
+    low = int(ordinal_B.min()) if step_B.size else 0
+    width = int(ordinal_B.max()) - low + 1 if step_B.size else 1
+    places = _places(group_B, ordinal_B - low, count_B, rank_B, width)
+    key = places.group * width + places.ordinal
+    most = (int(group_B.max(initial=-1)) + 1) * width
+    place_of = None
+    if most <= _TABLE_PER_ROW * step_B.size:
+        place_of = np.full(most, -1, dtype=np.int64)
+        place_of[key] = np.arange(key.size)
+    return _Counts(
+        step=step_B,
+        group=group_B,
+        ordinal=ordinal_B,
+        rank=rank_B,
+        count=count_B,
+        place_group=places.group,
+        place_ordinal=places.ordinal + low,
+        place_count=places.said,
+        place_ranks=places.ranks,
+        place_key=key,
+        place_of=place_of,
+        low=low,
+        width=width,
+    )
+
+
+def _numbered(groups: pa.Array) -> NDArray[np.int64]:
+    """Each group's number among the ascending ones."""
+    encoded = groups.dictionary_encode()
+    ascending = np.argsort(encoded.dictionary.to_numpy())
+    number = np.empty(ascending.size, np.int64)
+    number[ascending] = np.arange(ascending.size)
+    numbered: NDArray[np.int64] = number[encoded.indices.to_numpy()]
+    return numbered
+
+
+class _Places(NamedTuple):
+    """What most ranks say at each (group, ordinal), ascending, [K]."""
+
+    group: NDArray[np.int64]
+    ordinal: NDArray[np.int64]
+    said: NDArray[np.int64]
+    ranks: NDArray[np.int64]
+
+
+def _places(
+    group_B: NDArray[np.int64],
+    ordinal_B: NDArray[np.int64],
+    count_B: NDArray[np.int64],
+    rank_B: NDArray[np.int64],
+    width: int,
+) -> _Places:
+    """Where all members agree, as they do in all but a few runs, nothing is sorted."""
+    most = (int(group_B.max(initial=-1)) + 1) * width
+    if most <= _TABLE_PER_ROW * group_B.size:
+        key_B = group_B * width + ordinal_B
+        said = np.zeros(most, dtype=np.int64)
+        said[key_B] = count_B
+        if (said[key_B] == count_B).all():
+            ranks = np.bincount(key_B, minlength=most)
+            key = np.flatnonzero(ranks)
+            return _Places(key // width, key % width, said[key], ranks[key])
     order = np.lexsort((rank_B, count_B, ordinal_B, group_B))
     group, ordinal, count = group_B[order], ordinal_B[order], count_B[order]
     same_place = (group[1:] == group[:-1]) & (ordinal[1:] == ordinal[:-1])
@@ -110,23 +180,8 @@ def _boundary_counts(
     at = begins[best]
     first = np.r_[True, (group[at][1:] != group[at][:-1]) | (ordinal[at][1:] != ordinal[at][:-1])]
     first = np.flatnonzero(first[: at.size])
-    place_group, place_ordinal = group[at][first], ordinal[at][first]
-    low = int(place_ordinal.min()) if first.size else 0
-    width = int(place_ordinal.max()) - low + 1 if first.size else 1
-    return _Counts(
-        step=step_B,
-        group=group_B,
-        ordinal=ordinal_B,
-        rank=rank_B,
-        count=count_B,
-        place_group=place_group,
-        place_ordinal=place_ordinal,
-        place_key=place_group * width + place_ordinal - low,
-        low=low,
-        width=width,
-        place_count=count[at][first],
-        place_ranks=np.add.reduceat(votes[best], first) if first.size else np.empty(0, np.int64),
-    )
+    ranks = np.add.reduceat(votes[best], first) if first.size else np.empty(0, np.int64)
+    return _Places(group[at][first], ordinal[at][first], count[at][first], ranks)
 
 
 def _compare(
@@ -145,10 +200,11 @@ def _compare(
     moving = np.zeros(int(counts.group.max()) + 1, bool)
     changed = np.diff(counts.place_count) != 0
     moving[counts.place_group[1:][changed & (np.diff(counts.place_group) == 0)]] = True
-    proving = np.unique(counts.rank[compared_B & moving[counts.group]])
+    proving = np.zeros(int(rank_S.max()) + 1, bool)
+    proving[counts.rank[compared_B & moving[counts.group]]] = True
     compared_S = np.zeros(ordinal_S.size, bool)
     compared_S[counts.step[compared_B]] = True
-    known_S[:] = compared_S & (np.isin(rank_S, proving) | ~agrees_S)
+    known_S[:] = compared_S & (proving[rank_S] | ~agrees_S)
     return agrees_S, known_S
 
 

@@ -152,6 +152,15 @@ class Frame:
             self.cached["job step"] = median_over(self.columns["step_s"], axis=1)
         return self.cached["job step"]
 
+    def usual_share_R(self, name: str) -> Floats:
+        """A column's median share of the job's step over the whole run, by rank."""
+        key = f"usual share of {name}"
+        if key not in self.cached:
+            self.cached[key] = median_over(
+                self.column(name) / self.job_step_s[:, None], axis=0
+            )  # fmt: skip
+        return self.cached[key]
+
     def trace_id(self, step: int, rank: int) -> str | None:
         """Trace id (hex) of a step index and rank index."""
         return self.whole.trace_id(int(self.index_S[step]), rank)

@@ -51,6 +51,10 @@ class Moments:
         return np.array(sorted(self.layout_of), dtype=np.int64)
 
 
+def _same(one: Ints, other: Ints) -> bool:
+    return one is other or np.array_equal(one, other)
+
+
 @dataclass(slots=True)
 class MomentsBuilder:
     """Takes steps one by one."""
@@ -74,11 +78,7 @@ class MomentsBuilder:
         if (self._taken - 1) % self._every:
             return
         given = self._given
-        if (
-            given is None
-            or not np.array_equal(given[0], rank_C)
-            or not np.array_equal(given[1], lane_C)
-        ):
+        if given is None or not (_same(given[0], rank_C) and _same(given[1], lane_C)):
             given = (rank_C, lane_C, np.lexsort((lane_C, rank_C)))
             self._given = given
             self._adopt(given)

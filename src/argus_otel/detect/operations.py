@@ -94,6 +94,38 @@ class _Step:
     open: Ints
 
 
+@dataclass(slots=True, kw_only=True)
+class _Layout:
+    """Who issued what in a step, and so on which lanes: a training loop does the same in the next.
+
+    Rows are compared, not looked up: some arrays of a step are read once instead of searched.
+    """
+
+    given: dict[str, NDArray[np.generic]]
+    """Columns that lanes depend on, as they came."""
+    numbered_C: NDArray[np.bool_]
+    """Rows with a ``seq``."""
+    first_C: Ints
+    """Row of the first operation on the same group, or pair; the row itself where it has no lane."""
+    nth_C: Ints
+    """How many operations after that one."""
+    rank: Ints
+    """Of the rows that have a lane."""
+    lane: Ints
+    use_C: NDArray[np.bool_] | None
+    """Which rows have a lane; None for all."""
+
+    def holds(self, rows: dict[str, NDArray[np.generic]]) -> bool:
+        """Whether another step's rows have the same lanes."""
+        seq = rows["seq"].astype(np.int64, copy=False)
+        return (
+            seq.size == self.nth_C.size
+            and all(np.array_equal(rows[name], column) for name, column in self.given.items())
+            and np.array_equal(seq - seq[self.first_C], self.nth_C)
+            and np.array_equal(seq >= 0, self.numbered_C)
+        )
+
+
 @dataclass(slots=True)
 class OperationsBuilder:
     """Takes collectives step by step and keeps what ``Operations`` holds."""
@@ -106,6 +138,8 @@ class OperationsBuilder:
     _codes: dict[str | None, int] = field(default_factory=dict)
     """Names of operations and phases, as numbers."""
     _about: list[tuple[int, int, str, str | None, int, int, int]] = field(default_factory=list)
+    _layout: _Layout | None = None
+    """Of the last step."""
     _steps: dict[int, _Step] = field(default_factory=dict)
     _moments: MomentsBuilder = field(default_factory=MomentsBuilder)
 
@@ -127,6 +161,7 @@ class OperationsBuilder:
 
     def _adopt(self, keys: NDArray[np.uint64]) -> None:
         """More groups are known now: lanes that exist keep their numbers."""
+        self._layout = None
         before, table = self._group_keys, self._lane_of.get("group")
         moved = np.full(keys.size * _PER_STEP, -1, dtype=np.int64)
         if table is not None:
@@ -138,40 +173,50 @@ class OperationsBuilder:
         self._group_keys, self._lane_of["group"] = keys, moved
 
     def _reduce(self, rows: dict[str, NDArray[np.generic]], ordinal: int) -> _Step:
-        lane, use = self._lanes(rows)
-        rank = rows["rank"].astype(np.int64)[use]
-        duration = rows["duration_s"].astype(np.float64)[use]
-        lane = lane[use]
-        arrival = rows["arrival_s"].astype(np.float32)[use]
-        self._moments.add(ordinal, rank, lane, arrival, duration.astype(np.float32))
+        layout = self._layout
+        if layout is None or not layout.holds(rows):
+            layout = self._layout = self._lanes(rows)
+        rank, lane, use = layout.rank, layout.lane, layout.use_C
+        duration, arrival = rows["duration_s"].astype(np.float64), rows["arrival_s"]
+        if use is not None:
+            duration, arrival = duration[use], arrival[use]
+        self._moments.add(
+            ordinal, rank, lane, arrival.astype(np.float32), duration.astype(np.float32)
+        )
         count = len(self._about)
         known = ~np.isnan(duration)
+        known_lane, known_duration = lane, duration
+        if not known.all():
+            known_lane, known_duration = lane[known], duration[known]
         transfer = np.full(count, np.inf)
         longest = np.full(count, -np.inf)
-        np.minimum.at(transfer, lane[known], duration[known])
-        np.maximum.at(longest, lane[known], duration[known])
+        np.minimum.at(transfer, known_lane, known_duration)
+        np.maximum.at(longest, known_lane, known_duration)
         last = np.full(count, -1, dtype=np.int32)
-        is_last = known & (duration <= transfer[lane])
+        shortest = transfer[lane]
+        is_last = np.flatnonzero(known & (duration <= shortest))
         last[lane[is_last]] = rank[is_last]
         ranks = int(rows["rank"].max(initial=-1)) + 1
-        waited = np.where(known, duration - transfer[lane], 0.0)
-        moved = np.where(known, transfer[lane], 0.0)
+        waited = np.where(known, duration - shortest, 0.0)
+        moved = np.where(known, shortest, 0.0)
+        missing = np.bincount(rank[~known], minlength=ranks)
+        if use is not None:
+            missing += np.bincount(rows["rank"].astype(np.int64)[~use], minlength=ranks)
         return _Step(
             transfer=np.where(np.isfinite(transfer), transfer, np.nan).astype(np.float32),
             longest=np.where(np.isfinite(longest), longest, np.nan).astype(np.float32),
             last=last,
-            members=np.bincount(lane[known], minlength=count).astype(np.int32),
+            members=np.bincount(known_lane, minlength=count).astype(np.int32),
             wait=np.bincount(rank, weights=waited, minlength=ranks).astype(np.float64),
             moved=np.bincount(rank, weights=moved, minlength=ranks).astype(np.float64),
-            open=np.bincount(rows["rank"].astype(np.int64)[~use], minlength=ranks)
-            + np.bincount(rank[~known], minlength=ranks),
+            open=missing,
         )
 
-    def _lanes(self, rows: dict[str, NDArray[np.generic]]) -> tuple[Ints, NDArray[np.bool_]]:
-        """Lane of each row [C], and which rows have one."""
-        seq = np.nan_to_num(rows["seq"].astype(np.float64), nan=-1.0).astype(np.int64)
-        peer = np.nan_to_num(rows["peer"].astype(np.float64), nan=-1.0).astype(np.int64)
+    def _lanes(self, rows: dict[str, NDArray[np.generic]]) -> _Layout:
+        """Find the lane of each row."""
+        seq, peer = rows["seq"].astype(np.int64), rows["peer"].astype(np.int64)
         lane = np.full(seq.size, -1, dtype=np.int64)
+        first_C = np.arange(seq.size)
         direct = peer >= 0
         place = np.searchsorted(self._group_keys, rows["group"])
         place = np.minimum(place, max(self._group_keys.size - 1, 0))
@@ -179,11 +224,24 @@ class OperationsBuilder:
         if self._group_keys.size:
             described = self._group_keys[place] == rows["group"]
         collective = described & ~direct & (seq >= 0)
-        self._number(rows, lane, collective, "group", place, seq)
+        self._number(rows, (lane, first_C), collective, "group", place)
         pairs = direct & (seq >= 0)
         if pairs.any():
-            self._number(rows, lane, pairs, "pair", self._edge(rows, pairs, peer), seq)
-        return lane, lane >= 0
+            self._number(rows, (lane, first_C), pairs, "pair", self._edge(rows, pairs, peer))
+        use: NDArray[np.bool_] | None = lane >= 0
+        rank = rows["rank"].astype(np.int64)
+        if use is not None and use.all():
+            use = None
+        return _Layout(
+            # Copies: a view would keep the whole block that the step came in.
+            given={name: rows[name].copy() for name in ("rank", "group", "op", "peer")},
+            numbered_C=seq >= 0,
+            first_C=first_C,
+            nth_C=seq - seq[first_C],
+            rank=rank if use is None else rank[use],
+            lane=lane if use is None else lane[use],
+            use_C=use,
+        )
 
     def _edge(
         self, rows: dict[str, NDArray[np.generic]], pairs: NDArray[np.bool_], peer: Ints
@@ -222,20 +280,26 @@ class OperationsBuilder:
     def _number(
         self,
         rows: dict[str, NDArray[np.generic]],
-        lane: Ints,
+        filled: tuple[Ints, Ints],
         chosen: NDArray[np.bool_],
         kind: str,
         place: Ints,
-        seq: Ints,
     ) -> None:
-        """Fill in the lanes of some rows: those of one group, or pair, count from the step's first."""
+        """Fill in the lanes of some rows: those of one group, or pair, count from the step's first.
+
+        Which row that is, is filled in too.
+        """
         at = np.flatnonzero(chosen)
         if not at.size:
             return
-        table = self._lane_of[kind]
+        lane, first_C = filled
+        table, seq = self._lane_of[kind], rows["seq"]
         first = np.full(table.size // _PER_STEP, np.iinfo(np.int64).max)
         np.minimum.at(first, place[at], seq[at])
         nth = seq[at] - first[place[at]]
+        first_row = np.empty(first.size, dtype=np.int64)
+        first_row[place[at[nth == 0]]] = at[nth == 0]
+        first_C[at] = first_row[place[at]]
         fits = nth < _PER_STEP
         at, nth = at[fits], nth[fits]
         code = place[at] * _PER_STEP + nth
@@ -322,8 +386,13 @@ class OperationsBuilder:
         columns = {}
         for name in COLUMNS:
             column = collectives[name]
-            columns[name] = self._coded(column) if name in ("op", "phase") else column.to_numpy()
-        ordinal = columns["ordinal"].astype(np.int64)
+            if name in ("op", "phase"):
+                columns[name] = self._coded(column)
+            elif name in ("seq", "peer"):
+                columns[name] = column.fill_null(-1).to_numpy()
+            else:
+                columns[name] = column.to_numpy()
+        ordinal = columns["ordinal"]
         if (np.diff(ordinal) < 0).any():
             order = np.argsort(ordinal, kind="stable")
             columns = {name: values[order] for name, values in columns.items()}
@@ -332,13 +401,13 @@ class OperationsBuilder:
         for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), ordinal.size], strict=True):
             yield int(ordinal[begin]), {name: values[begin:end] for name, values in columns.items()}
 
-    def _coded(self, column: pa.ChunkedArray) -> Ints:
+    def _coded(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
         """Strings as this builder's numbers."""
         parts = []
         for chunk in column.chunks:
             encoded = chunk if hasattr(chunk, "dictionary") else chunk.dictionary_encode()
             names = [*encoded.dictionary.to_pylist(), None]
-            numbers = np.array([self._code(name) for name in names], dtype=np.int64)
+            numbers = np.array([self._code(name) for name in names], dtype=np.int32)
             indices = encoded.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False)
             parts.append(numbers[indices])
         return np.concatenate(parts)

@@ -45,6 +45,16 @@ COLUMNS: Final = (
     "memory_bytes",
 )
 """Columns of the steps table that detectors see."""
+PASS_COLUMNS: Final = (
+    "ordinal",
+    "rank",
+    "chunk",
+    "micro_batch",
+    "backward",
+    "start_s",
+    "duration_s",
+)
+"""Columns of the micro-batches table that detectors see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +125,8 @@ class Run:
     heartbeats: pa.Table
     """Schema HEARTBEATS, as received."""
     peers: Peers
+    cached: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What several detectors derive from it, such as ``transfers``."""
 
     def trace_id(self, step: int, rank: int) -> str | None:
         """Trace id (hex) of a step index and rank index."""
@@ -141,6 +153,16 @@ class _Rows:
     trace_code: NDArray[np.int32]
 
 
+@dataclass(slots=True, kw_only=True)
+class _PassBlock:
+    """Passes of some steps: [step, rank, chunk, micro-batch, forward and backward], NaN none."""
+
+    ordinals: Ints
+    ranks: Ints
+    duration: NDArray[np.float32]
+    start: NDArray[np.float32]
+
+
 @dataclass(slots=True)
 class RunBuilder:
     """Takes a run's tables, whole or in blocks of steps, and gives the dense arrays.
@@ -154,7 +176,7 @@ class RunBuilder:
     _rows: list[_Rows] = field(default_factory=list)
     _operations: OperationsBuilder = field(default_factory=OperationsBuilder)
     _samples: list[pa.Table] = field(default_factory=list)
-    _passes: list[pa.Table] = field(default_factory=list)
+    _passes: list[_PassBlock] = field(default_factory=list)
     _events: list[pa.Table] = field(default_factory=list)
     _devices: list[pa.Table] = field(default_factory=list)
     _heartbeats: list[pa.Table] = field(default_factory=list)
@@ -167,8 +189,9 @@ class RunBuilder:
         self._operations.add(tables.collectives, tables.groups)
         if tables.collectives.num_rows and not _topology_known(tables.ranks):
             self._samples.append(_sample(tables.collectives))
+        if tables.micro_batches.num_rows:
+            self._passes.append(_pass_block(tables.micro_batches))
         for held, table in (
-            (self._passes, tables.micro_batches),
             (self._events, tables.events),
             (self._devices, tables.devices),
             (self._heartbeats, tables.heartbeats),
@@ -216,7 +239,7 @@ class RunBuilder:
         ranks_R = np.unique(np.concatenate([rank_numbers, *seen]))
         ordinals_A = np.unique(np.concatenate([rows.ordinal for rows in self._rows]))
         places_of = [
-            (np.searchsorted(ordinals_A, rows.ordinal), np.searchsorted(ranks_R, rows.rank))
+            _places_in(ordinals_A, rows.ordinal) * ranks_R.size + _places_in(ranks_R, rows.rank)
             for rows in self._rows
         ]
         shape = (ordinals_A.size, ranks_R.size)
@@ -224,18 +247,18 @@ class RunBuilder:
         def lay_out(name: str, empty: Any, kind: type[np.generic]) -> NDArray[Any]:  # noqa: ANN401
             laid = np.full(shape, empty, dtype=kind)
             for at, rows in zip(places_of, self._rows, strict=True):
-                laid[at] = getattr(rows, name)
+                laid.reshape(-1)[at] = getattr(rows, name)
             return laid
 
         columns = {}
         for name in COLUMNS:
             laid = np.full(shape, np.nan)
             for at, rows in zip(places_of, self._rows, strict=True):
-                laid[at] = np.where(rows.usable, rows.columns[name], np.nan)
+                laid.reshape(-1)[at] = np.where(rows.usable, rows.columns[name], np.nan)
             columns[name] = laid
         present = np.zeros(shape, dtype=bool)
         for at in places_of:
-            present[at] = True
+            present.reshape(-1)[at] = True
 
         details = {
             rank: (host, gpu)
@@ -259,7 +282,7 @@ class RunBuilder:
             trace_ids=tuple(self._trace_codes),
             groups=_group_members(self._groups, ranks_R),
             operations=self._operations.build(ordinals_A, ranks_R),
-            passes=_lay_out_passes(pa.concat_tables(self._passes), ordinals_A, ranks_R),
+            passes=_lay_out_passes(self._passes, ordinals_A, ranks_R),
             events=_events(pa.concat_tables(self._events), ranks_R),
             devices=pa.concat_tables(self._devices),
             heartbeats=pa.concat_tables(self._heartbeats),
@@ -318,29 +341,61 @@ def _group_members(groups: pa.Table, ranks_R: Ints) -> tuple[Group, ...]:
     return tuple(found)
 
 
-def _lay_out_passes(table: pa.Table, ordinals_A: Ints, ranks_R: Ints) -> Passes | None:
-    if not table.num_rows:
-        return None
-    chunk, micro_batch = (table[name].to_numpy() for name in ("chunk", "micro_batch"))
-    width = int(micro_batch.max()) + 1
-    passes = (int(chunk.max()) + 1) * width
-    step = np.searchsorted(ordinals_A, table["ordinal"].to_numpy())
-    step = np.minimum(step, ordinals_A.size - 1)
-    known = ordinals_A[step] == table["ordinal"].to_numpy()
-    at = (
-        step[known],
-        np.searchsorted(ranks_R, table["rank"].to_numpy())[known],
-        (chunk * width + micro_batch)[known],
-        table["backward"].to_numpy(zero_copy_only=False).astype(np.int64)[known],
-    )
-    shape = (ordinals_A.size, ranks_R.size, passes, 2)
+def _places_in(numbers: Ints, wanted: Ints) -> Ints:
+    """Index of each number among ascending ones, all of which are there."""
+    if numbers.size and numbers[-1] - numbers[0] + 1 == numbers.size:  # no search where no gap is
+        places: Ints = wanted.astype(np.int64) - numbers[0]
+    else:
+        places = np.searchsorted(numbers, wanted)
+    return places
+
+
+def _pass_block(table: pa.Table) -> _PassBlock:
+    """Passes of some steps as dense arrays: a fifth of the rows' size."""
+    column = {name: table[name].to_numpy(zero_copy_only=False) for name in PASS_COLUMNS}
+    ordinals, ranks = np.unique(column["ordinal"]), np.unique(column["rank"]).astype(np.int64)
+    width = int(column["micro_batch"].max()) + 1
+    chunks = int(column["chunk"].max()) + 1
+    at = _places_in(ordinals, column["ordinal"]) * ranks.size
+    at += _places_in(ranks, column["rank"])
+    for size, index in ((chunks, "chunk"), (width, "micro_batch"), (2, "backward")):
+        at *= size
+        at += column[index]
+    shape = (ordinals.size, ranks.size, chunks, width, 2)
     duration, start = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
-    duration[at] = table["duration_s"].to_numpy()[known]
-    start[at] = table["start_s"].to_numpy()[known]
-    number = np.arange(passes)
+    duration.reshape(-1)[at] = column["duration_s"]
+    start.reshape(-1)[at] = column["start_s"]
+    return _PassBlock(ordinals=ordinals, ranks=ranks, duration=duration, start=start)
+
+
+def _lay_out_passes(blocks: Sequence[_PassBlock], ordinals_A: Ints, ranks_R: Ints) -> Passes | None:
+    if not blocks:
+        return None
+    chunks = max(block.duration.shape[2] for block in blocks)
+    width = max(block.duration.shape[3] for block in blocks)
+    shape = (ordinals_A.size, ranks_R.size, chunks, width, 2)
+    duration, start = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+    for block in blocks:
+        # A pass may have come of a step, or a rank, that sent no digest.
+        mine = np.isin(block.ordinals, ordinals_A)
+        ranks = np.isin(block.ranks, ranks_R)
+        to_R = np.searchsorted(ranks_R, block.ranks[ranks])
+        whole = ranks.all() and to_R.size == ranks_R.size
+        part = np.s_[..., : block.duration.shape[2], : block.duration.shape[3], :]
+        for step in np.flatnonzero(mine).tolist():
+            to = int(np.searchsorted(ordinals_A, block.ordinals[step]))
+            for laid, given in ((duration, block.duration), (start, block.start)):
+                there = laid[to][part]
+                fresh = given[step] if whole else given[step][ranks]
+                if whole:
+                    np.copyto(there, fresh, where=~np.isnan(fresh))
+                else:
+                    there[to_R] = np.where(np.isnan(fresh), there[to_R], fresh)
+    number = np.arange(chunks * width)
+    passes = (ordinals_A.size, ranks_R.size, chunks * width, 2)
     return Passes(
-        duration_ARM2=duration,
-        start_ARM2=start,
+        duration_ARM2=duration.reshape(passes),
+        start_ARM2=start.reshape(passes),
         chunk_M=number // width,
         micro_batch_M=number % width,
     )

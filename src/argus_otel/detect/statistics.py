@@ -53,9 +53,15 @@ def lowest_mean(values: Floats, *, axis: int, median: bool = False) -> Floats:
     Returns:
         Shape of ``values`` without ``axis``; NaN where nothing is known.
     """
-    ordered = np.sort(np.moveaxis(values, axis, -1), axis=-1)  # NaN sorts last
+    # A copy in which the axis lies in one piece: sorting it in strides takes three times as long.
+    ordered = np.array(np.moveaxis(values, axis, -1), order="C")
+    ordered.sort(axis=-1)  # NaN sorts last
     if ordered.shape[-1] == 0:
         return np.full(ordered.shape[:-1], np.nan)
+    if median and not np.isnan(ordered[..., -1]).any():
+        last = ordered.shape[-1] - 1
+        among: Floats = (ordered[..., last // 2] + ordered[..., (last + 1) // 2]) / 2
+        return among
     known = ordered.shape[-1] - np.count_nonzero(np.isnan(ordered), axis=-1)
     if median:
         low = np.maximum(known - 1, 0) // 2

@@ -50,6 +50,11 @@ class Window:
         return self.frame.has_gpu_R
 
     @property
+    def hosts_R(self) -> tuple[str, ...]:  # noqa: N802 - shape suffix
+        """Host of each rank; empty where not known."""
+        return self.frame.hosts_R
+
+    @property
     def job_step_s(self) -> Floats:
         """Step time of the job, seconds [S]."""
         return self.frame.job_step_s[self.start : self.stop]

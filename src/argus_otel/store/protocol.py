@@ -64,7 +64,8 @@ class Store(Protocol):
         Args:
             run: From ``runs`` or ``resolve``.
             columns: What is needed, where that is not all: the tables then have fewer columns than
-                their schemas. Where steps and ranks are placed by a column, it comes anyway.
+                their schemas, and strings may come as dictionaries. Where steps and ranks are
+                placed by a column, it comes anyway.
 
         Raises:
             StoreError: The store cannot be read.

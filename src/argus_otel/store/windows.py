@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 BLOCK_ROWS: Final = 1_500_000
 """Rows of all tables in a block, if it has more than one step: 200 to 400 MB in memory."""
 
+_CODED: Final = pa.dictionary(pa.int32(), pa.string())
+
 
 @dataclass(frozen=True, slots=True)
 class _Span:
@@ -78,14 +80,19 @@ class StepIndex:
         Args:
             table: Name of the table.
             window: First step, and the one after the last; None is an open end.
-            columns: Only these, ``ordinal`` among them.
+            columns: Only these, ``ordinal`` among them; those of strings come as dictionaries, as
+                they lie in the file: to spell out every row costs ten times as much as to read it.
 
         Raises:
             FileNotFoundError: The manifest is out of date; see ``read_consistently``.
             StoreError: A file is damaged.
         """
         schema = TABLES[table]
-        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        fields = [schema.field(name) for name in columns or schema.names]
+        strings = [field.name for field in fields if columns and field.type == pa.string()]
+        wanted = pa.schema(
+            [field.with_type(_CODED) if field.name in strings else field for field in fields]
+        )
         parts = []
         for name, spans in self._files[table].items():
             found = [span for span in spans if span.meets(*window)]
@@ -93,7 +100,7 @@ class StepIndex:
                 continue
             path = self._folder / table / name
             try:
-                with pq.ParquetFile(path) as file:
+                with pq.ParquetFile(path, read_dictionary=strings) as file:
                     numbers = [span.number for span in found]
                     rows = file.read_row_groups(numbers, columns=wanted.names).cast(wanted)
             except FileNotFoundError:
@@ -103,7 +110,10 @@ class StepIndex:
             if not all(span.within(*window) for span in found):
                 rows = rows.filter(in_window(*window))
             parts.append(rows)
-        return pa.concat_tables(parts) if parts else wanted.empty_table()
+        if not parts:
+            return wanted.empty_table()
+        rows = pa.concat_tables(parts)
+        return rows.unify_dictionaries() if strings else rows
 
     def windows(self, block_rows: int = BLOCK_ROWS) -> list[tuple[int | None, int | None]]:
         """Consecutive windows of steps (first, one after the last), the outer ends open.
