@@ -20,7 +20,8 @@ density of the log durations, bandwidth 1.06 · sigma · n^(-1/5), on 256 points
 density where at least 3 samples are on each side and the medians of the two sides are at least
 0.15 apart in the logarithm (what the gap is between is not published; this is the reading that
 cuts most); keep count, p50 and p99 of each part; rebuild as log-normal parts with
-sigma = ln(p99 / p50) / 2.326.
+sigma = ln(p99 / p50) / 2.326. Windows here are one step, so that many rows hold two to
+ten kernels; ARGUS's own are longer, which its fits need and a sketch does not.
 """
 
 from __future__ import annotations
