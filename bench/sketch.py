@@ -20,8 +20,8 @@ density of the log durations, bandwidth 1.06 · sigma · n^(-1/5), on 256 points
 density where at least 3 samples are on each side and the medians of the two sides are at least
 0.15 apart in the logarithm (what the gap is between is not published; this is the reading that
 cuts most); keep count, p50 and p99 of each part; rebuild as log-normal parts with
-sigma = ln(p99 / p50) / 2.326. Windows here are one step, so that many rows hold two to
-ten kernels; ARGUS's own are longer, which its fits need and a sketch does not.
+sigma = ln(p99 / p50) / 2.326. A window here is one step, so that many rows hold two to
+ten kernels, from which no log-normal is fitted well; how long ARGUS's own are is not published.
 """
 
 from __future__ import annotations
