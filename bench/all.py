@@ -26,6 +26,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "wire": ("--quick",),
     "sketch": ("--quick",),
     "memory": ("--quick",),
+    "detect_scale": ("--quick",),
     "overhead": ("--quick",),
     "verdicts": ("--quick",),
 }

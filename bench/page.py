@@ -237,6 +237,40 @@ def sketch(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def detect_scale(results: dict[str, Any]) -> str:
+    """Time and memory of a verdict."""
+    lines = [
+        "## Judging a large job",
+        "",
+        f"`argus detect` on a simulated run with one slow rank, from Parquet; {results['unit']}.",
+        "",
+        "| cluster | ranks | steps | store | simulating | detecting | of CPU | peak memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for run in results["runs"]:
+        detect = run["detect"]
+        lines.append(
+            f"| {run['cluster']} | {run['ranks']:,} | {run['steps']} | {run['store_mb']:.0f} MB "
+            f"| {run['simulate']['wall_s']:.1f} s | {detect['wall_s']:.1f} s "
+            f"| {detect['cpu_s']:.1f} s | {detect['rss_mb']:.0f} MB |"
+        )
+    grows = [
+        f"{name.replace('_', ' ')} with exponent {exponent:.2f}"
+        for name, exponent in results["growth"].items()
+    ]
+    if grows:
+        lines += ["", f"CPU time of detecting grows {', '.join(grows)}."]
+    if results["wall_met"] is not None:
+        lines += [
+            "",
+            (
+                f"The largest: target {results['max_wall_s']:.0f} s, {_met(results['wall_met'])}; "
+                f"target {results['max_rss_mb']:.0f} MB, {_met(results['rss_met'])}."
+            ),
+        ]
+    return "\n".join(lines) + "\n"
+
+
 def verdicts(results: dict[str, Any]) -> str:
     """Real jobs."""
     counts = ", ".join(f"{count} {name}" for name, count in results["counts"].items())
@@ -270,6 +304,7 @@ SECTIONS = {
     "wire": wire,
     "sketch": sketch,
     "memory": memory,
+    "detect_scale": detect_scale,
     "verdicts": verdicts,
 }
 
