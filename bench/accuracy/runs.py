@@ -128,7 +128,8 @@ def _faulty(
     return Drawn(
         id=f"{name}-{cluster_name}-{size}-{noise}-{repeat}",
         cluster=cluster_name, changes={}, fault=fault, name=name, size=size, noise=noise,
-        onset=onset, steps=design["steps"], seed=0, details={"fraction": fraction},
+        onset=onset, steps=row.get("steps", design["steps"]), seed=0,
+        details={"fraction": fraction},
     )  # fmt: skip
 
 
