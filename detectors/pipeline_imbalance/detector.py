@@ -223,7 +223,9 @@ def _excess(run: Run, passes: Passes) -> tuple[Floats, Floats]:
         mine = passes.chunk_M == chunk
         bases.append(_lower_middle(over[:, :, mine], axis=2))
         over[:, :, mine] -= bases[-1][:, :, None]
-    over = np.where(over > 0, np.maximum(over - known_AR[:, :, None, None], 0.0), over)
+    longer = over > 0
+    np.subtract(over, known_AR[:, :, None, None], out=over, where=longer)
+    np.maximum(over, 0.0, out=over, where=longer)
     return over, np.mean(bases, axis=0)
 
 

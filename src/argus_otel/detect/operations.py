@@ -344,14 +344,17 @@ class OperationsBuilder:
         members = np.zeros((a, lanes), dtype=np.int32)
         wait, moved = np.zeros((a, r)), np.zeros((a, r))
         known = np.zeros((a, r), dtype=bool)
+        most = max((int(step.last.max(initial=-1)) for step in self._steps.values()), default=-1)
+        # One more than there are ranks: -1, nobody, reads the last one.
+        place_of = np.full(max(most, int(ranks_R.max(initial=-1))) + 2, -1, dtype=np.int32)
+        place_of[ranks_R] = np.arange(r)
         for index, ordinal in enumerate(ordinals_A.tolist()):
             step = self._steps.get(ordinal)
             if step is None:
                 continue
             had = step.transfer.size
             transfer[index, :had], longest[index, :had] = step.transfer, step.longest
-            place = np.searchsorted(ranks_R, step.last)
-            last[index, :had] = np.where(step.last >= 0, place, -1)
+            last[index, :had] = place_of[step.last]
             members[index, :had] = step.members
             here = ranks_R < step.wait.size
             wait[index, here] = step.wait[ranks_R[here]]

@@ -235,9 +235,9 @@ class RunBuilder:
         """Everything taken so far, laid out."""
         known = self._ranks.sort_by("rank").to_pydict()
         rank_numbers = np.array(known["rank"], dtype=np.int64)
-        seen = [np.unique(rows.rank) for rows in self._rows]
+        seen = [_distinct(rows.rank) for rows in self._rows]
         ranks_R = np.unique(np.concatenate([rank_numbers, *seen]))
-        ordinals_A = np.unique(np.concatenate([rows.ordinal for rows in self._rows]))
+        ordinals_A = np.unique(np.concatenate([_distinct(rows.ordinal) for rows in self._rows]))
         places_of = [
             _places_in(ordinals_A, rows.ordinal) * ranks_R.size + _places_in(ranks_R, rows.rank)
             for rows in self._rows
@@ -341,6 +341,20 @@ def _group_members(groups: pa.Table, ranks_R: Ints) -> tuple[Group, ...]:
     return tuple(found)
 
 
+def _distinct(numbers: Ints) -> Ints:
+    """The different numbers, ascending; marked in a table where they lie close together."""
+    if not numbers.size:
+        return numbers.astype(np.int64)
+    low = int(numbers.min())
+    width = int(numbers.max()) - low + 1
+    if width > numbers.size:
+        return np.unique(numbers).astype(np.int64)
+    there = np.zeros(width, dtype=bool)
+    there[numbers - low] = True
+    found: Ints = np.flatnonzero(there) + low
+    return found
+
+
 def _places_in(numbers: Ints, wanted: Ints) -> Ints:
     """Index of each number among ascending ones, all of which are there."""
     if numbers.size and numbers[-1] - numbers[0] + 1 == numbers.size:  # no search where no gap is
@@ -353,7 +367,7 @@ def _places_in(numbers: Ints, wanted: Ints) -> Ints:
 def _pass_block(table: pa.Table) -> _PassBlock:
     """Passes of some steps as dense arrays: a fifth of the rows' size."""
     column = {name: table[name].to_numpy(zero_copy_only=False) for name in PASS_COLUMNS}
-    ordinals, ranks = np.unique(column["ordinal"]), np.unique(column["rank"]).astype(np.int64)
+    ordinals, ranks = _distinct(column["ordinal"]), _distinct(column["rank"])
     width = int(column["micro_batch"].max()) + 1
     chunks = int(column["chunk"].max()) + 1
     at = _places_in(ordinals, column["ordinal"]) * ranks.size

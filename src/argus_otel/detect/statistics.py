@@ -228,8 +228,8 @@ def lasting(
     return shown
 
 
-def _trailing(flags: NDArray[np.bool_], width: int) -> NDArray[np.int64]:
+def _trailing(flags: NDArray[np.bool_], width: int) -> NDArray[np.int32]:
     """How many of the latest ``width`` are true, [steps, ...]."""
-    total = np.cumsum(flags, axis=0, dtype=np.int64)
+    total = np.cumsum(flags, axis=0, dtype=np.int32)
     total[width:] -= total[:-width].copy()
     return total
