@@ -25,6 +25,7 @@ from argus_otel.detect.api import (
     make_run_finding,
     median_over,
     own_time,
+    step_scatter,
 )
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
-
-_MAD_TO_SIGMA = 1.4826
 
 
 def detect(run: Run, params: Params) -> Diagnosis:
@@ -97,8 +96,7 @@ def _of_stage(
     above_AE = log_AE - lowest_mean(log_AE, axis=1)[:, None]
     # In a single step some position is always lucky; the reference is who is fastest as a rule.
     above_AE -= lowest_mean(median_over(above_AE, axis=0), axis=0)
-    jump_E = median_over(np.abs(np.diff(above_AE, axis=0)), axis=0)
-    sigma = _MAD_TO_SIGMA * float(median_over(jump_E, axis=0)) / np.sqrt(2)
+    sigma = step_scatter(above_AE)
     luck = luck_of_slowest(len(held_E)) + luck_of_fastest_quarter(len(held_E))
     # Over 20 steps, and a median errs by a quarter more than a mean.
     bar = 1.25 * luck * sigma / np.sqrt(20)

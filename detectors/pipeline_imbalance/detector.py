@@ -28,6 +28,7 @@ from argus_otel.detect.api import (
     median_over,
     name_run_ranks,
     step_growth_s,
+    step_scatter,
 )
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from argus_otel.detect.api import Passes
 
     Floats = NDArray[np.float64]
-
-_MAD_TO_SIGMA = 1.4826
-"""Median absolute deviation → standard deviation, for a normal distribution."""
 
 
 def detect(run: Run, params: Params) -> Diagnosis:
@@ -75,8 +73,7 @@ def _heavy_stages(
         others_A = _lower_middle(np.delete(middle_AS, stage, axis=1), axis=1)
         ratio_A = middle_AS[:, stage] / others_A
         log_A = np.log(ratio_A)
-        jump = float(median_over(np.abs(np.diff(log_A)), axis=0))
-        chance = luck_of_slowest(len(ranks_S)) * _MAD_TO_SIGMA * jump / np.sqrt(2)
+        chance = luck_of_slowest(len(ranks_S)) * step_scatter(log_A)
         # Of a median over 20 steps, which errs by a quarter more than a mean.
         over_A = lasting_or_sudden(log_A, log(params["ratio"]), 1.25 * chance / np.sqrt(20))
         if not over_A.any():

@@ -76,7 +76,9 @@ def detect(run: Run, params: Params) -> Diagnosis:
     slowest = np.bincount(np.nan_to_num(time_AD[over_A]).argmax(axis=1))
     often = float(slowest.max() / slowest.sum())
     before_A = enough_A & settled_A & (np.arange(over_A.size) < np.argmax(over_A))
-    new = np.count_nonzero(before_A) >= WARM_UP_STEPS
+    # What was nearly as uneven before is no news.
+    grew = cost >= params["grew"] * float(median_over(cost_A[before_A], axis=0))
+    new = grew and np.count_nonzero(before_A) >= WARM_UP_STEPS
     finding = make_run_finding(
         run,
         params,

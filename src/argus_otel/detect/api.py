@@ -26,6 +26,7 @@ from argus_otel.detect.statistics import (
     luck_of_slowest,
     median_over,
     start_of_lasting_change,
+    step_scatter,
 )
 from argus_otel.detect.transfers import Transfers, transfers
 from argus_otel.detect.window import Window
@@ -84,6 +85,7 @@ __all__ = [
     "settled_steps",
     "start_of_lasting_change",
     "step_growth_s",
+    "step_scatter",
     "transfers",
     "usual_step_s",
 ]

@@ -172,6 +172,23 @@ def start_of_lasting_change(over: NDArray[np.bool_]) -> int:
     return int(np.argmax(gain)) if gain.size else 0
 
 
+def step_scatter(log: Floats, *, block: int = 10) -> float:
+    """Standard deviation of one step's log ratio, from differences of neighbours, where it is worst.
+
+    The worst block of steps counts: where noise begins in the middle of a run, the run's own median
+    would still be that of the quiet part.
+
+    Args:
+        log: [steps, ...], NaN unknown.
+        block: Steps of a block.
+    """
+    jumps = np.abs(np.diff(log, axis=0))
+    blocks = max(jumps.shape[0] // block, 1)
+    parts = [part.ravel() for part in np.array_split(jumps, blocks)]
+    worst = max((float(np.nan_to_num(median_over(part, axis=0))) for part in parts), default=0.0)
+    return MAD_TO_SIGMA * worst / sqrt(2)
+
+
 SUDDEN: Final = 2.0
 """A bar for the median of 20 steps, in logs, times this is one for the median of 5: sqrt(20 / 5)."""
 
