@@ -147,7 +147,8 @@ def _finding(
         if told:
             phase = told[0]["phase"]
             where = f" ({stack.split(' > ')[-1].splitlines()[-1].strip()})" if stack else ""
-            text += f" {who} {'are' if len(culprits) > 1 else 'is'} in {phase or 'its own code'}{where}."
+            own = "their own code" if len(culprits) > 1 else "its own code"
+            text += f" {who} {'are' if len(culprits) > 1 else 'is'} in {phase or own}{where}."
         else:
             text += f" {who} no longer send{'' if len(culprits) > 1 else 's'} heartbeats: dead, or stuck in C code."
     hosts = dict(zip(run.ranks_R.tolist(), run.hosts_R, strict=True))

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from argus_otel.report.silence import paragraph, unjudged
-from argus_otel.report.view import cost_of, headline, since_of, title_of, what_was_seen, why_of
+from argus_otel.report.view import (
+    cost_of,
+    headline,
+    since_of,
+    stack_of,
+    title_of,
+    what_was_seen,
+    why_of,
+)
 from argus_otel.report.wording import counted, stretch
 
 if TYPE_CHECKING:
@@ -36,20 +44,23 @@ def print_view(console: Console, view: RunView, *, verbose: bool = False) -> Non
     name = view.run.run_id or view.run.run[:8]
     seen = what_was_seen(view)
     style = ""
-    if view.all_abstained:
+    if view.no_verdict:
         style = "yellow"
     elif not findings and not view.diagnosis.abstentions:
         style = "green"
-    on = "on" if view.all_abstained else "in"
+    on = "on" if view.no_verdict else "in"
     console.print(*_wrapped(console, f"{headline(view)} {on} {seen} (run {name}).", style))
-    if view.all_abstained and not verbose:
+    if view.no_verdict and not verbose:
         _print_reasons(console, view)
     for finding in findings:
         console.print()
         _print_finding(console, view, finding, verbose=verbose)
     if verbose:
         _print_silence(console, view)
-    elif not view.all_abstained:
+    elif view.all_abstained and findings and not view.no_verdict:
+        console.print()
+        _print_reasons(console, view)
+    elif not view.no_verdict:
         groups = unjudged(view.diagnosis.abstentions, view.traits)
         lines = _LINES_BESIDE_FINDINGS if findings else 1
         text = paragraph(groups, width=console.width, lines=lines)
@@ -84,6 +95,8 @@ def _print_finding(console: Console, view: RunView, finding: Finding, *, verbose
     _print_row(console, "costs", cost_of(finding))
     _print_row(console, "because", "; ".join(why_of(finding, None if verbose else 3)))
     _print_row(console, "do now", finding.next_step)
+    for index, frame in enumerate(stack_of(finding)):
+        _print_row(console, "" if index else "stack", frame)
     _print_row(console, "look at", _where(view, finding))
     for symptom in finding.suppressed:
         _print_row(console, "explains", view.symptom_of(symptom))
@@ -108,8 +121,9 @@ def _print_row(console: Console, label: str, text: str) -> None:
 
 def _where(view: RunView, finding: Finding) -> str:
     step = finding.evidence.get("look_at_step")
-    trace = view.trace_url(finding) or finding.evidence.get("trace_id") or "not stored"
-    return f"step {step}, rank {finding.evidence.get('look_at_rank')}, trace {trace}"
+    where = f"step {step}, rank {finding.evidence.get('look_at_rank')}"
+    trace = view.trace_url(finding) or finding.evidence.get("trace_id")
+    return f"{where}, trace {trace}" if trace else f"{where} (its trace is not stored)"
 
 
 def _print_reasons(console: Console, view: RunView) -> None:

@@ -48,7 +48,7 @@ class RunView:
     last_step: int | None
     ranks_seen: int
     all_abstained: bool = False
-    """Too little was there to judge by: neither sound nor ill."""
+    """Most detectors had too little to judge by."""
     damaged_digests: int = 0
     traits: frozenset[str] = frozenset()
     """What the job has: ``gpu``, ``stages``, ``experts``, ``peers of groups``."""
@@ -60,6 +60,12 @@ class RunView:
     """Address of Jaeger's or Grafana's pages, for links; see ``links``."""
     pictures: Pictures | None = None
     """For the HTML page."""
+
+    @property
+    def no_verdict(self) -> bool:
+        """Whether too little was there to judge by, and no fault showed all the same."""
+        faults = any(finding.severity != "info" for finding in self.diagnosis.findings)
+        return self.all_abstained and not faults
 
     def trace_url(self, finding: Finding) -> str | None:
         """Where to look at the step that a finding points to."""
@@ -98,7 +104,7 @@ class RunView:
 
 def headline(view: RunView) -> str:
     """``1 fault and 2 notes``; notes are findings that need nobody to do anything."""
-    if view.all_abstained:
+    if view.no_verdict:
         return "No verdict"
     notes = sum(finding.severity == "info" for finding in view.diagnosis.findings)
     faults = len(view.diagnosis.findings) - notes
@@ -180,6 +186,14 @@ def why_of(finding: Finding, most: int | None = 3) -> list[str]:
     return phrases
 
 
+def stack_of(finding: Finding) -> list[str]:
+    """Where the named rank is, outermost frame first; empty where that is not known."""
+    stack = finding.evidence.get("stack")
+    if not isinstance(stack, str):
+        return []
+    return [line.strip() for line in stack.replace(" > ", "\n").splitlines() if line.strip()]
+
+
 def _listed_phrase(name: str, values: Sequence[float | None]) -> str:
     """``work by stage: 60 ms, 90 ms, 60 ms``."""
     what, _, by = name.partition("_s_by_")
@@ -205,11 +219,11 @@ def seconds(value: float) -> str:
 
 def what_was_seen(view: RunView) -> str:
     """``90 steps (10 to 99) of 4 ranks``."""
-    if view.first_step is None:
-        return f"no settled step of {counted(view.ranks_seen, 'rank')}"
     ranks = counted(view.ranks_seen, "rank")
     if view.ranks_seen < view.run.world_size:
         ranks = f"{view.ranks_seen} of {counted(view.run.world_size, 'rank')}"
+    if view.first_step is None:
+        return f"a run of {ranks} that shows no settled step"
     steps = counted(view.steps_judged, "step")
     return f"{steps} ({view.first_step} to {view.last_step}) of {ranks}"
 

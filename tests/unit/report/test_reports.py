@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import typer
@@ -11,8 +12,10 @@ from typer.testing import CliRunner
 
 from argus_otel import service
 from argus_otel.cli import detect, report
+from argus_otel.convert.flight_recorder import convert_flight_recorder
 from argus_otel.report.html import render_html
 from argus_otel.report.text import print_view
+from argus_otel.store.bulk import write_run
 from argus_otel.store.opening import open_store
 from argus_otel.tables.findings import Diagnosis, Finding, Onset, Suppressed
 
@@ -96,6 +99,36 @@ def test_a_run_with_half_of_its_ranks_is_not_called_sound(tmp_path, write_store)
     assert text.startswith("No verdict on 50 steps (10 to 59) of 4 of 8 ranks")
     assert "only 4 sent any" in text
     assert "silent rank: ranks 4-7" in text
+
+
+def test_a_hang_in_a_run_without_settled_steps_comes_first(tmp_path):
+    """A verdict with a fault is one; what could not be judged comes after it."""
+    archive = Path(__file__).parents[2] / "data/nvrx/flight_recorder_gpu_error.tar.gz"
+    (conversion,) = convert_flight_recorder([archive])
+    write_run(tmp_path, conversion.summary, conversion.blocks)
+
+    view = view_of(tmp_path)
+    text = text_of(view)
+
+    assert text.startswith("1 fault in a run of 16 ranks that shows no settled step (run ")
+    assert text.index("CRITICAL  hang") < text.index("Not judged: ")
+    assert "are in their own code" in " ".join(text.split())
+    assert "(its trace is not stored)" in text
+    assert "Too little is known" not in render_html(view)
+
+
+def test_the_stack_of_who_hangs_is_shown(tmp_path, write_store):
+    """A frame a line, outermost first: the next step says to read it."""
+    write_store(tmp_path, HEALTHY)
+    evidence = {"stack": "train.py:9 main > io.py:3 read", "look_at_step": 5, "look_at_rank": 1}
+    stuck = finding(cause="hang", ranks=(1,), evidence=evidence)
+    view = replace(view_of(tmp_path), diagnosis=Diagnosis(findings=(stuck,)))
+
+    lines = text_of(view).splitlines()
+
+    at = lines.index("  stack    train.py:9 main")
+    assert lines[at + 1] == "           io.py:3 read"
+    assert "<code>io.py:3 read</code>" in render_html(view)
 
 
 def test_a_run_that_has_hardly_begun_gets_no_verdict(tmp_path, write_store):
