@@ -89,6 +89,9 @@ def new_detector(
     cause: Annotated[
         str, typer.Option(help="One of the causes that findings may have.")
     ] = "regression_unexplained",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Allow the name of one that comes with argus.")
+    ] = False,
 ) -> None:
     """Start a detector: a folder with all its files, which passes its own three cases."""
     if not _NAME.fullmatch(name):
@@ -96,6 +99,13 @@ def new_detector(
             f"the detector's name {name!r}", got="not usable", expected="lower_case letters, digits",
             fix="For example: argus detectors new slow_disk",
         )  # fmt: skip
+    if not replace and (bundled_path("detectors") / name / "detector.yaml").is_file():
+        raise ConfigError(
+            f"the detector's name {name!r}",
+            got="that of a detector that comes with argus, which it would replace",
+            expected="a name of its own",
+            fix="Take another name, or add --replace if that is what you want.",
+        )
     if cause not in CAUSES:
         raise ConfigError(
             f"--cause {cause}", got="unknown", expected=f"one of {', '.join(CAUSES)}",

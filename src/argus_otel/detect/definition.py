@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
@@ -98,7 +99,7 @@ def load_detectors(*folders: Path) -> list[Detector]:
     """Load each sub-folder that holds a detector.yaml, in order of name; a later id replaces.
 
     Raises:
-        ConfigError: A file is damaged, or a key is missing or unknown.
+        ConfigError: A folder has no detector, a file is damaged, or a key is missing or unknown.
     """
     found: dict[str, Detector] = {}
     for folder in folders:
@@ -110,10 +111,15 @@ def load_detectors(*folders: Path) -> list[Detector]:
                 fix="Check the path given with --detectors.",
             )
         places = [folder] if (folder / "detector.yaml").is_file() else sorted(folder.iterdir())
-        for place in places:
-            if (place / "detector.yaml").is_file():
-                detector = _load(place)
-                found[detector.id] = detector
+        loaded = [_load(place) for place in places if (place / "detector.yaml").is_file()]
+        if not loaded:
+            raise ConfigError(
+                f"the detectors folder {folder}",
+                got="without a detector: no detector.yaml in it or in a folder of it",
+                expected="a folder with one sub-folder per detector, or the folder of one",
+                fix="Check the path; `argus detectors new NAME` starts a detector.",
+            )
+        found |= {detector.id: detector for detector in loaded}
     return list(found.values())
 
 
@@ -184,8 +190,18 @@ def _function(folder: Path, name: str) -> Detect:
     try:
         spec.loader.exec_module(module)
         return cast("Detect", module.detect)
+    except SyntaxError as error:
+        where = f"{error.filename or path}:{error.lineno or 1}"
+        raise _bad(Path(where), f"not Python: {error.msg}", "detect(window, params)") from error
     except Exception as error:
-        raise _bad(path, f"failing to load ({error!r})", "detect(window, params)") from error
+        lines = [
+            at.lineno
+            for at in traceback.extract_tb(error.__traceback__)
+            if at.filename == str(path)
+        ]
+        where = f"{path}:{lines[-1]}" if lines else str(path)
+        what = f"failing to load: {type(error).__name__}: {error}"
+        raise _bad(Path(where), what, "detect(window, params)") from error
 
 
 def _bad(path: Path, got: str, expected: str) -> ConfigError:
