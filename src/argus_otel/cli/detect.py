@@ -19,6 +19,7 @@ from argus_otel.cli.options import (
     UiUrl,
     begin_ns,
     opened,
+    replaced_detectors,
 )
 from argus_otel.report.json import render_json
 from argus_otel.report.text import print_view
@@ -59,22 +60,25 @@ def detect(
     judge by, 4 the store could not be read.
     """
     source, url = opened(store, header)
+    if replaced := replaced_detectors(detectors or ()):
+        _say(f"{', '.join(replaced)} of --detectors in place of the one that comes with argus")
     judged = service.judge(source, run, since_ns=begin_ns(since), detector_folders=detectors or ())
     view = service.view_of(judged, ui_url=ui_url or service.default_ui_url(url))
     if as_json:
         typer.echo(render_json(view))
     else:
         print_view(Console(), view, verbose=verbose)
-    if not dry_run and judged.verdict.diagnosis.findings:
-        _publish(judged, source, url, otlp_endpoint, verbose=verbose)
+    if dry_run:
+        _say("nothing published (dry run)")
+    elif judged.verdict.diagnosis.findings:
+        _publish(judged, source, url, otlp_endpoint)
+    elif otlp_endpoint:
+        _say("nothing to write into the traces")
     raise typer.Exit(judged.exit_code)
 
 
-def _publish(
-    judged: service.Judged, store: Store, url: str, endpoint: str | None, *, verbose: bool
-) -> None:
+def _publish(judged: service.Judged, store: Store, url: str, endpoint: str | None) -> None:
     """A verdict that cannot be published still stands: say so, and keep the exit code."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         sent = service.publish(
             judged,
@@ -83,13 +87,19 @@ def _publish(
             endpoint=endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"),
         )
     except ArgusError as error:
-        errors.print(f"argus: not published: {error}", markup=False)
+        _say(f"not published: {error}")
         return
     if sent is None:
-        errors.print(
-            "argus: not written into the traces: give --otlp-endpoint (a Collector's OTLP/HTTP "
-            "address), or --dry-run.",
-            markup=False,
+        _say(
+            "not written into the traces: give --otlp-endpoint (a Collector's OTLP/HTTP "
+            "address), or --dry-run."
         )
-    elif verbose:
-        errors.print(f"argus: {counted(sent, 'new verdict')} written into the traces")
+    elif sent:
+        _say(f"{counted(sent, 'new verdict')} written into the traces")
+    else:
+        _say("nothing new to write into the traces")
+
+
+def _say(text: str) -> None:
+    """About the command itself, beside the verdict."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"argus: {text}", markup=False)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
+from argus_otel._runtime.bundled import bundled_path
 from argus_otel._runtime.errors import ConfigError
+from argus_otel.detect.definition import load_detectors
 from argus_otel.store.opening import default_store, open_store, read_headers
 
 if TYPE_CHECKING:
@@ -42,6 +44,19 @@ UiUrl: TypeAlias = Annotated[
         "(grafana+https://HOST?datasource=UID), or any address with {trace_id} in it."
     ),
 ]
+
+
+def replaced_detectors(folders: Sequence[Path]) -> list[str]:
+    """Ids of the detectors that come with argus and that some in these folders replace.
+
+    Raises:
+        ConfigError: A folder or a file in it is wrong.
+    """
+    if not folders:
+        return []
+    own = {detector.id for detector in load_detectors(bundled_path("detectors"))}
+    return sorted(own & {detector.id for detector in load_detectors(*folders)})
+
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")

@@ -11,6 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from argus_otel import service
+from argus_otel._runtime.bundled import bundled_path
 from argus_otel.cli import detect, report
 from argus_otel.convert.flight_recorder import convert_flight_recorder
 from argus_otel.report.html import render_html
@@ -235,6 +236,33 @@ def test_the_exit_code_tells_sound_from_ill_from_unknown(
     write_store(tmp_path, case)
 
     assert command("detect", "--store", tmp_path, "--dry-run").exit_code == code
+
+
+def test_what_was_published_is_said(tmp_path, command, write_store):
+    """Each time: that nothing was new is not the same as that an endpoint took it."""
+    write_store(tmp_path, SLOW)
+
+    said = [
+        command("detect", "--store", tmp_path, *options).stderr
+        for options in (["--dry-run"], [], ["--otlp-endpoint", "http://127.0.0.1:9"])
+    ]
+
+    assert said == [
+        "argus: nothing published (dry run)\n",
+        "argus: 1 new verdict written into the traces\n",
+        "argus: nothing new to write into the traces\n",
+    ]
+
+
+def test_a_detector_that_replaces_a_bundled_one_is_named(tmp_path, command, write_store):
+    """It may be a slip of the pen, and then its cause is silently judged no more."""
+    (tmp_path / "store").mkdir()
+    write_store(tmp_path / "store", HEALTHY)
+    folder = bundled_path("detectors") / "compute_straggler"
+
+    result = command("detect", "--store", tmp_path / "store", "--detectors", folder)
+
+    assert "compute_straggler of --detectors in place of" in result.stderr
 
 
 def test_a_store_that_cannot_be_read_has_a_code_of_its_own(tmp_path, command):
