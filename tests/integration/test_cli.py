@@ -491,14 +491,21 @@ def test_detect_abstains_on_a_run_without_steps(tmp_path):
     assert argus("report", "--store", store, "--html", tmp_path / "report.html").returncode == 0
 
 
-@pytest.mark.parametrize("make", ["no runs", "not a store"])
-def test_a_folder_without_runs(make, tmp_path):
-    """Empty, or somebody's documents: no run there, and what may be wrong."""
-    if make == "not a store":
-        (tmp_path / "thesis").mkdir()
-        (tmp_path / "thesis" / "chapter.tex").write_text("…")
-        (tmp_path / "notes.txt").write_text("…")
+def test_a_folder_of_documents_is_not_a_store(tmp_path):
+    """Said alike by both commands."""
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("…")
 
+    messages = [
+        said(argus(command, "--store", tmp_path), code=NO_STORE) for command in ("detect", "runs")
+    ]
+
+    assert messages[0] == messages[1]
+    assert "is not a store: it has thesis, and no run" in messages[0]
+
+
+def test_a_folder_without_runs(tmp_path):
+    """No run there, and what may be wrong."""
     message = said(argus("detect", "--store", tmp_path), code=NO_STORE)
 
     assert "no run has sent anything" in message

@@ -18,6 +18,7 @@ from argus_otel.cli.options import (
     StoreUrl,
     UiUrl,
     begin_ns,
+    explained_since,
     opened,
     replaced_detectors,
 )
@@ -62,7 +63,10 @@ def detect(
     source, url = opened(store, header)
     if replaced := replaced_detectors(detectors or ()):
         _say(f"{', '.join(replaced)} of --detectors in place of the one that comes with argus")
-    judged = service.judge(source, run, since_ns=begin_ns(since), detector_folders=detectors or ())
+    with explained_since(source, url, since):
+        judged = service.judge(
+            source, run, since_ns=begin_ns(since), detector_folders=detectors or ()
+        )
     view = service.view_of(judged, ui_url=ui_url or service.default_ui_url(url))
     if as_json:
         typer.echo(render_json(view))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
 from argus_otel._runtime.bundled import bundled_path
-from argus_otel._runtime.errors import ConfigError
+from argus_otel._runtime.errors import ConfigError, StoreError
 from argus_otel.detect.definition import load_detectors
-from argus_otel.store.opening import default_store, open_store, read_headers
+from argus_otel.store.dataset import MANIFEST
+from argus_otel.store.opening import default_store, local_folder, open_store, read_headers
+from argus_otel.store.parquet import ParquetStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from argus_otel.store.protocol import Store
 
@@ -63,9 +67,74 @@ _AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
 def opened(store: str | None, header: Sequence[str] | None) -> tuple[Store, str]:
-    """The store that ``StoreUrl`` and ``Headers`` name, and its address."""
+    """The store that ``StoreUrl`` and ``Headers`` name, and its address.
+
+    Raises:
+        ConfigError: Not such an address or header.
+        StoreError: It is not there, or not a store.
+    """
     url = store or default_store()
-    return open_store(url, read_headers(header or ())), url
+    source = open_store(url, read_headers(header or ()))
+    if isinstance(source, ParquetStore):
+        _refuse_foreign(local_folder(url.removeprefix("parquet:").removeprefix("//")))
+    return source, url
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """A folder of other things is no empty store; one that is being begun has nothing to see yet.
+
+    Raises:
+        StoreError: It has files or folders, and none of a store's.
+    """
+    seen = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    begun = (folder / ".writer.lock").is_file()
+    if seen and not begun and not any((path / MANIFEST).is_file() for path in seen):
+        raise StoreError(
+            f"the folder {folder}",
+            got=f"not a store: it has {seen[0].name}, and no run",
+            expected="a folder that `argus serve` or `argus run --local` has written",
+            fix="Give the right one with --store.",
+        )
+
+
+@contextmanager
+def explained_since(source: Store, url: str, since: str | None) -> Iterator[None]:
+    """Where a store has only runs from before ``Since``, its error says that, and names the newest.
+
+    Raises:
+        StoreError: As within, or that one.
+    """
+    try:
+        yield
+    except StoreError as error:
+        newest = None if since is None else newest_before(source, since)
+        if newest is None:
+            raise
+        raise StoreError(
+            f"the store {url}",
+            got=f"without a run in the last {since}",
+            expected="one that sent something since then",
+            fix=f"{newest} Give a longer --since, or none.",
+        ) from error
+
+
+def newest_before(source: Store, since: str) -> str | None:
+    """``The newest, RUN, is from …``; None where the store has newer runs, none, or is away."""
+    try:
+        if source.runs(begin_ns(since)):
+            return None
+        older = source.runs()
+    except StoreError:
+        return None
+    if not older:
+        return None
+    name = older[0].run_id or older[0].run[:8]
+    return f"The newest, {name}, is from {when(older[0].last_ns)} UTC."
+
+
+def when(time_ns: int) -> str:
+    """Unix nanoseconds as people read them, in UTC."""
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def begin_ns(since: str | None) -> int | None:

@@ -18,6 +18,7 @@ from argus_otel.cli.options import (
     StoreUrl,
     UiUrl,
     begin_ns,
+    explained_since,
     opened,
 )
 from argus_otel.report.html import render_html
@@ -39,7 +40,10 @@ def report(
 ) -> None:
     """Write a self-contained HTML page about a run: the verdict, and pictures of what it rests on."""
     source, url = opened(store, header)
-    judged = service.judge(source, run, since_ns=begin_ns(since), detector_folders=detectors or ())
+    with explained_since(source, url, since):
+        judged = service.judge(
+            source, run, since_ns=begin_ns(since), detector_folders=detectors or ()
+        )
     view = service.view_of(judged, ui_url=ui_url or service.default_ui_url(url), store=source)
     page = render_html(view)
     try:

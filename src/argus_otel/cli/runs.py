@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from argus_otel.cli.options import Headers, Since, StoreUrl, begin_ns, opened
+from argus_otel.cli.options import Headers, Since, StoreUrl, begin_ns, newest_before, opened, when
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +42,9 @@ def runs(
             console.width = _WIDE  # one line a run, for grep and logs
         console.print(_table(found))
     else:
-        Console(stderr=True).print("No runs yet.")
+        newest = None if since is None else newest_before(source, since)
+        text = "No runs yet." if newest is None else f"No run in the last {since}. {newest}"
+        Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
 
 
 def _table(found: Sequence[RunSummary]) -> Table:
@@ -60,11 +61,7 @@ def _table(found: Sequence[RunSummary]) -> Table:
             run.service,
             f"{run.ranks_seen}/{run.world_size}",
             str(run.steps),
-            _when(run.first_ns),
-            _when(run.last_ns),
+            when(run.first_ns),
+            when(run.last_ns),
         )
     return table
-
-
-def _when(time_ns: int) -> str:
-    return datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -265,6 +265,16 @@ def test_a_detector_that_replaces_a_bundled_one_is_named(tmp_path, command, writ
     assert "compute_straggler of --detectors in place of" in result.stderr
 
 
+def test_a_store_with_only_older_runs_is_not_called_empty(tmp_path, command, write_store):
+    """Its newest is named, with its time."""
+    write_store(tmp_path, HEALTHY)
+
+    message = str(command("detect", "--store", tmp_path, "--since", "1s").exception)
+
+    assert "without a run in the last 1s" in message
+    assert "The newest, llama-70b-3, is from " in message
+
+
 def test_a_store_that_cannot_be_read_has_a_code_of_its_own(tmp_path, command):
     """The error carries 4, which the root command exits with."""
     result = command("detect", "--store", tmp_path / "nowhere")

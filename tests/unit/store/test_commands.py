@@ -11,7 +11,7 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from argus_otel._runtime.errors import ConfigError
+from argus_otel._runtime.errors import ConfigError, StoreError
 from argus_otel.cli import runs as runs_command
 from argus_otel.cli.options import read_age_ns
 from argus_otel.store.parquet import ParquetStore
@@ -51,6 +51,17 @@ def test_runs_are_listed_as_a_table_that_tells_missing_ranks(argus, filled):
     assert "2/4" in result.stdout
 
 
+def test_a_folder_of_other_things_is_not_a_store(argus, tmp_path):
+    """A slip of the pen; an empty folder is a store without runs."""
+    assert argus("--store", str(tmp_path)).exit_code == 0
+    (tmp_path / "notes.txt").touch()
+
+    result = argus("--store", str(tmp_path))
+
+    assert isinstance(result.exception, StoreError)
+    assert "is not a store: it has notes.txt, and no run" in str(result.exception)
+
+
 def test_old_runs_are_left_out(argus, tmp_path, job_spans):
     """Started in 1970 and not heard of since."""
     spans = job_spans()
@@ -60,8 +71,10 @@ def test_old_runs_are_left_out(argus, tmp_path, job_spans):
         writer.write(spans)
 
     result = argus("--store", str(tmp_path), "--since", "2h", "--json")
+    words = argus("--store", str(tmp_path), "--since", "2h").stderr
 
     assert json.loads(result.stdout)["runs"] == []
+    assert words == "No run in the last 2h. The newest, demo, is from 1970-01-01 00:00:00 UTC.\n"
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1.5h", 5400), ("2d", 172800)])
