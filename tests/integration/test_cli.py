@@ -220,6 +220,26 @@ def test_a_command_that_cannot_be_run_is_126(options, tmp_path):
     assert "argus run -- python SCRIPT" in message
 
 
+@pytest.mark.parametrize("options", [(), ("--local",)], ids=["exec", "local"])
+def test_a_script_that_is_not_executable_is_126(options, tmp_path):
+    """It is there: as a shell says it, with both ways on."""
+    script = tmp_path / "train.py"
+    script.write_text("print('never')")
+
+    done = argus("run", *with_store(options, tmp_path), "--", script)
+
+    message = said(done, code=126)
+    assert f"-- python {script}" in message
+    assert f"chmod +x {script}" in message
+
+
+def test_local_and_an_endpoint_exclude_each_other(tmp_path):
+    """The endpoint would silently get nothing."""
+    done = argus("run", "--local", "--endpoint", "http://gateway:4318", "--", "true")
+
+    assert "--endpoint http://gateway:4318" in said(done, code=USAGE)
+
+
 def with_store(options: tuple[str, ...], folder: Path) -> tuple[object, ...]:
     return (*options, "--store", folder / "store") if options else ()
 

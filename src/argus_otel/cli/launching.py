@@ -64,10 +64,18 @@ def find_command(command: Sequence[str]) -> list[str]:
 
     Raises:
         CommandNotFoundError: There is no such program.
+        CommandNotRunnableError: There is a file of that name, and it is not executable.
     """
     program = shutil.which(command[0]) or shutil.which(
         command[0], path=str(Path(sys.executable).parent)
     )
+    if program is None and os.sep in command[0] and Path(command[0]).is_file():
+        raise CommandNotRunnableError(
+            "the command after --",
+            got=f"{command[0]!r}, a file that is not executable",
+            expected="a program, such as torchrun or python",
+            fix=f"For a Python script: -- python {command[0]}; else: chmod +x {command[0]}",
+        )
     if program is None:
         raise CommandNotFoundError(
             "the command after --",

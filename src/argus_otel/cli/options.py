@@ -14,6 +14,7 @@ import typer
 from argus_otel._runtime.bundled import bundled_path
 from argus_otel._runtime.errors import ConfigError, StoreError
 from argus_otel.detect.definition import load_detectors
+from argus_otel.report.links import check_ui_url
 from argus_otel.store.dataset import MANIFEST
 from argus_otel.store.opening import default_store, local_folder, open_store, read_headers
 from argus_otel.store.parquet import ParquetStore
@@ -44,8 +45,9 @@ DetectorFolders: TypeAlias = Annotated[
 UiUrl: TypeAlias = Annotated[
     str | None,
     typer.Option(
+        callback=check_ui_url,
         help="Where links to traces lead: Jaeger's pages (http://jaeger:16686), Grafana over Tempo "
-        "(grafana+https://HOST?datasource=UID), or any address with {trace_id} in it."
+        "(grafana+https://HOST?datasource=UID), or any address with {trace_id} in it.",
     ),
 ]
 

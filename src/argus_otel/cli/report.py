@@ -22,6 +22,7 @@ from argus_otel.cli.options import (
     opened,
 )
 from argus_otel.report.html import render_html
+from argus_otel.report.view import verdict_line
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    html: Annotated[Path, typer.Option(help="File to write.")],
+    html: Annotated[Path, typer.Option(help="File to write.")] = Path("argus-report.html"),
     store: StoreUrl = None,
     run: RunName = "latest",
     since: Since = None,
@@ -55,4 +56,6 @@ def report(
             expected="a file in a folder that exists",
             fix="Give another path.",
         ) from error
-    Console().print(f"Wrote {html}", markup=False, highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"Wrote {html}", markup=False)
+    console.print(verdict_line(view), markup=False)

@@ -47,6 +47,13 @@ def run(
     Works like opentelemetry-instrument. With --local no Collector and no Jaeger is needed: the
     telemetry is received beside the job, and a finished store is left behind.
     """
+    if local and endpoint:
+        raise ConfigError(
+            "argus run --local",
+            got=f"given with --endpoint {endpoint}",
+            expected="one of them: --local receives the telemetry here, --endpoint sends it there",
+            fix="Drop one of them.",
+        )
     environ = traced_environment(os.environ)
     if service:
         environ["OTEL_SERVICE_NAME"] = service

@@ -6,8 +6,29 @@ import json
 from typing import Final
 from urllib.parse import parse_qs, quote, urlsplit
 
+from argus_otel._runtime.errors import ConfigError
+
 PLACEHOLDER: Final = "{trace_id}"
 _MARGIN_MS: Final = 60_000
+
+
+def check_ui_url(ui_url: str | None) -> str | None:
+    """The address as given, if links can be made from it.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if ui_url is None:
+        return None
+    parts = urlsplit(ui_url.removeprefix("grafana+").replace(PLACEHOLDER, "0"))
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ConfigError(
+            "--ui-url",
+            got=repr(ui_url),
+            expected="http(s)://HOST:PORT, grafana+http(s)://HOST, or an address with {trace_id}",
+            fix="For example: --ui-url http://jaeger:16686",
+        )
+    return ui_url
 
 
 def trace_url(ui_url: str, trace_id: str, first_ns: int, last_ns: int) -> str:

@@ -10,11 +10,10 @@ from rich.text import Text
 from argus_otel.report.silence import paragraph, unjudged
 from argus_otel.report.view import (
     cost_of,
-    headline,
     since_of,
     stack_of,
     title_of,
-    what_was_seen,
+    verdict_line,
     why_of,
 )
 from argus_otel.report.wording import counted, stretch
@@ -41,15 +40,12 @@ def print_view(console: Console, view: RunView, *, verbose: bool = False) -> Non
         verbose: All evidence, and how each detector came to abstain.
     """
     findings = view.diagnosis.findings
-    name = view.run.run_id or view.run.run[:8]
-    seen = what_was_seen(view)
     style = ""
     if view.no_verdict:
         style = "yellow"
     elif not findings and not view.diagnosis.abstentions:
         style = "green"
-    on = "on" if view.no_verdict else "in"
-    console.print(*_wrapped(console, f"{headline(view)} {on} {seen} (run {name}).", style))
+    console.print(*_wrapped(console, verdict_line(view), style))
     if view.no_verdict and not verbose:
         _print_reasons(console, view)
     for finding in findings:

@@ -112,6 +112,13 @@ def headline(view: RunView) -> str:
     return f"{said} and {counted(notes, 'note')}" if notes else said
 
 
+def verdict_line(view: RunView) -> str:
+    """``1 fault in 90 steps (10 to 99) of 4 ranks (run NAME).``."""
+    on = "on" if view.no_verdict else "in"
+    name = view.run.run_id or view.run.run[:8]
+    return f"{headline(view)} {on} {what_was_seen(view)} (run {name})."
+
+
 def title_of(finding: Finding) -> str:
     """The cause as people say it: ``compute straggler``."""
     return _TITLES.get(finding.cause) or spoken(finding.cause)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from argus_otel import service
 from argus_otel._runtime.bundled import bundled_path
+from argus_otel._runtime.errors import ConfigError
 from argus_otel.cli import detect, report
 from argus_otel.convert.flight_recorder import convert_flight_recorder
 from argus_otel.report.html import render_html
@@ -320,6 +321,34 @@ def test_the_page_is_one_file_and_shows_the_verdict(tmp_path, command, write_sto
     assert 'id="timeline"' in page
     assert "<script src=" not in page
     assert '<link rel="stylesheet' not in page
+
+
+def test_the_page_has_a_name_of_its_own_and_the_verdict_is_said(
+    tmp_path, command, write_store, monkeypatch
+):
+    """Without --html, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    write_store(tmp_path / "store", SLOW)
+
+    result = command("report", "--store", "store")
+
+    wrote, verdict = result.stdout.splitlines()
+    assert wrote == "Wrote argus-report.html"
+    assert verdict == "1 fault in 70 steps (10 to 79) of 4 ranks (run llama-70b-3)."
+    assert (tmp_path / "argus-report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "url", ["foo", "jaeger:16686", "javascript:alert('{trace_id}')", "http://"]
+)
+def test_an_address_that_makes_no_link_is_refused(tmp_path, command, write_store, url):
+    """Before a page is passed around with links that lead nowhere."""
+    write_store(tmp_path, HEALTHY)
+
+    error = command("report", "--store", tmp_path, "--ui-url", url).exception
+
+    assert isinstance(error, ConfigError)
+    assert "--ui-url" in str(error)
 
 
 def test_a_link_that_is_no_web_address_is_not_made_clickable(tmp_path, write_store):
