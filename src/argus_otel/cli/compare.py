@@ -21,7 +21,8 @@ from argus_otel.report.view import seconds
 from argus_otel.report.wording import counted
 
 if TYPE_CHECKING:
-    from argus_otel.detect.compare import Change, Comparison, Line
+    from argus_otel.detect.compare import Change, Comparison, Line, Side
+    from argus_otel.store.protocol import Store
 
 _STEPS: Final = re.compile(r"(\d+)-(\d+)?")
 _OF_OTHERS: Final = "Phases and waits hold what others cause; look at the parts above them first."
@@ -62,11 +63,11 @@ def compare_runs(
     other = source if store_b is None else opened(store_b, header)[0]
     begin = begin_ns(since)
     (name_a, steps_a), (name_b, steps_b) = read_stretch(run_a), read_stretch(run_b)
-    comparison = compare(
-        service.read_side(source, name_a, steps_a, label=run_a, since_ns=begin),
-        service.read_side(other, name_b, steps_b, label=run_b, since_ns=begin),
-        threshold=threshold / 100,
-    )
+    before = service.read_side(source, name_a, steps_a, label=run_a, since_ns=begin)
+    _check_there(before, source, name_a, steps_a, begin)
+    after = service.read_side(other, name_b, steps_b, label=run_b, since_ns=begin)
+    _check_there(after, other, name_b, steps_b, begin)
+    comparison = compare(before, after, threshold=threshold / 100)
     if as_json:
         typer.echo(json.dumps(comparison_document(comparison), indent=2))
     else:
@@ -97,6 +98,27 @@ def read_stretch(text: str) -> tuple[str, tuple[int, int | None] | None]:
             fix="For example: latest@10-50, or latest@51- for all from 51 on.",
         )
     return name or "latest", (int(match[1]), None if match[2] is None else int(match[2]))
+
+
+def _check_there(
+    side: Side, store: Store, name: str, steps: tuple[int, int | None] | None, since_ns: int | None
+) -> None:
+    """Refuse a stretch that has no step of the run; a run without any step is told by `compare`."""
+    if steps is None or side.run.ordinals_A.size:
+        return
+    ends: list[int] = []
+    for block in store.blocks(store.resolve(name, since_ns), {"steps": ("ordinal",)}):
+        ordinals = block.steps["ordinal"].to_numpy()
+        ends += [int(ordinals.min()), int(ordinals.max())] if ordinals.size else []
+    if not ends:
+        return
+    asked = f"from {steps[0]} on" if steps[1] is None else f"from {steps[0]} to {steps[1]}"
+    raise ConfigError(
+        f"the run {side.label!r}",
+        got=f"without a step {asked}: the run has steps {min(ends)} to {max(ends)}",
+        expected="a stretch that lies within them",
+        fix=f"For example: {name}@{min(ends)}-{max(ends)}, or {name} for all of it.",
+    )
 
 
 def print_comparison(console: Console, comparison: Comparison, *, verbose: bool = False) -> None:

@@ -135,7 +135,9 @@ class PhaseBuilder:
     _blocks: list[tuple[Ints, Ints, dict[str, Floats]]] = field(default_factory=list)
 
     def add(self, steps: pa.Table) -> None:
-        """Take some whole steps, with their ``phases``."""
+        """Take some whole steps, with their ``phases``; there may be none."""
+        if not steps.num_rows:
+            return
         phases = steps["phases"].combine_chunks()
         rows = pc.list_parent_indices(phases).to_numpy()
         inside = pc.list_flatten(phases)
@@ -145,6 +147,7 @@ class PhaseBuilder:
         cell = rows * max(len(known), 1) + code
         shape = (steps.num_rows, max(len(known), 1))
         total = np.bincount(cell, weights=host_s, minlength=shape[0] * shape[1]).reshape(shape)
+        total = total.astype(np.float64)  # NumPy counts in integers where no step has a phase
         there = np.bincount(cell, minlength=total.size).reshape(shape) > 0
         total[~there] = np.nan
         self._blocks.append(

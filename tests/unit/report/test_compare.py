@@ -19,6 +19,8 @@ from argus_otel.simulate.cluster import PRESETS
 from argus_otel.simulate.faults import parse_fault
 from argus_otel.simulate.model import Model
 from argus_otel.simulate.tables import RunName, TableMaker
+from argus_otel.store.bulk import write_run
+from argus_otel.tables.schemas import RunSummary
 
 
 def side(cluster, *faults, seed=1, steps=60, label="run", **changes):
@@ -195,3 +197,20 @@ def test_the_exit_code_tells(tmp_path, write_store, before, after, code):
     assert all(line == line.rstrip() or "  " in line for line in result.output.splitlines())
     if code == 1:
         assert "rank 2" in result.output
+
+
+@pytest.mark.parametrize("stretch", ["latest@5000-", "latest@5000-5010"])
+def test_a_stretch_beyond_the_end_is_refused_with_the_steps_that_there_are(tmp_path, stretch):
+    """Whichever side it is on."""
+    job, name = PRESETS["ddp-2"], RunName.of("sim", 1)
+    summary = RunSummary(
+        run=name.nonce.hex(), run_id="sim", attempt=0, role="trainer", service="s", world_size=2,
+        ranks_seen=0, first_ns=0, last_ns=0, steps=0,
+    )  # fmt: skip
+    write_run(tmp_path, summary, TableMaker(Model(job, [], 1), name).blocks(60))
+    app = typer.Typer()
+    command.register(app)
+
+    for sides in ((stretch, "latest"), ("latest", stretch)):
+        with pytest.raises(ConfigError, match="from 5000 .*the run has steps 0 to 59"):
+            CliRunner().invoke(app, [*sides, "--store", str(tmp_path)], catch_exceptions=False)
