@@ -8,9 +8,10 @@ Shape legend: R = ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import numpy as np
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+
+MAX_RANKS: Final = 200_000
+"""A step of all ranks is held in memory at once."""
+
+AXES: Final = ("world", "host", "tp", "cp", "dp", "ep", "edp", "shard", "replica")
+"""What ``Cluster.group_of`` knows."""
 
 Sharding = Literal["ddp", "fsdp", "hsdp", "zero1"]
 
@@ -99,7 +106,8 @@ class Cluster:
         """Refuse axes that do not fit.
 
         Raises:
-            ValueError: An axis is below 1, or experts do not divide the data axis.
+            ValueError: An axis is below 1, experts do not divide the data axis, there are too many
+                ranks, or a duration, size or noise is below 0 or no number.
         """
         axes = (self.dp, self.pp, self.tp, self.cp, self.ep, self.micro_batches, self.chunks)
         if min(axes) < 1 or self.dp % self.ep:
@@ -113,6 +121,28 @@ class Cluster:
                 f"cluster {self.name}: an interleaved pipeline takes a multiple of pp="
                 f"{self.pp} micro-batches, not {self.micro_batches}"
             )
+            raise ValueError(msg)
+
+        if self.ranks > MAX_RANKS:
+            msg = (
+                f"cluster {self.name}: {self.ranks:,} ranks; at most {MAX_RANKS:,} are simulated, "
+                "because a step of all of them is held in memory at once"
+            )
+            raise ValueError(msg)
+        if self.ranks_per_host < 1 or self.buckets < 1:
+            msg = f"cluster {self.name}: ranks_per_host and buckets are at least 1"
+            raise ValueError(msg)
+        if self.sharding not in get_args(Sharding):
+            known = ", ".join(get_args(Sharding))
+            msg = f"cluster {self.name}: sharding is {self.sharding!r}, not one of {known}"
+            raise ValueError(msg)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not 0 <= value < math.inf:
+                msg = f"cluster {self.name}: {field.name} is {value}, not a number from 0 on"
+                raise ValueError(msg)
+        if self.lost_rows > 1:
+            msg = f"cluster {self.name}: lost_rows is {self.lost_rows}, a share of 0 to 1"
             raise ValueError(msg)
 
     @property

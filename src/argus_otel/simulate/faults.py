@@ -9,12 +9,14 @@ Shape legend: R = ranks, G = groups along an axis.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from argus_otel._runtime.errors import ConfigError
+from argus_otel.simulate.cluster import AXES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +28,14 @@ if TYPE_CHECKING:
 KERNEL_CLASSES: Final = {"attention": 0.4, "mlp": 0.4, "other": 0.2}
 """Shares of a pass's compute."""
 
+FAULT_HELP: Final = (
+    "For example: --fault compute:rank=3,factor=1.6,from=40\n"
+    "`argus simulate --list` shows the kinds of faults and what they take."
+)
+"""What to do about a fault that cannot be planted."""
+
 _PLACES: Final = ("rank", "ranks", "host", "stage", "fraction", "axis", "group")
-_TIMES: Final = ("from", "to", "every", "offset")
+_TIMES: Final = ("from", "to", "every")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +163,8 @@ def parse_fault(text: str, cluster: Cluster) -> Fault:
     """Read ``kind:key=value,...``.
 
     Raises:
-        ConfigError: Unknown kind or key, a value that is no number, a place that does not exist.
+        ConfigError: Unknown kind or key, a value that is no number or makes no sense (a factor of
+            0, a time below 0), a place that does not exist.
     """
     name, _, rest = text.partition(":")
     kind = KINDS.get(name)
@@ -169,15 +178,29 @@ def parse_fault(text: str, cluster: Cluster) -> Fault:
             raise _bad(text, f"saying {part!r}", f"key=value with a key among {', '.join(allowed)}")
         given[key] = value
     sizes = {key: _number(text, key, given.get(key), value) for key, value in kind.sizes.items()}
-    until = given.get("to")
+    for key, size in sizes.items():
+        if key == "bytes":  # a negative leak is memory given back
+            continue
+        if size < 0 or (size == 0 and key == "factor"):
+            least = "more than 0" if key == "factor" else "0 or more"
+            raise _bad(text, f"saying {key}={given[key]}", f"{key} to be {least}")
+    if given.get("kernel") and given["kernel"] not in KERNEL_CLASSES:
+        raise _bad(text, f"saying kernel={given['kernel']}", f"one of {', '.join(KERNEL_CLASSES)}")
+    if sizes.get("index", 0) >= cluster.micro_batches:
+        expected = f"a micro-batch from 0 to {cluster.micro_batches - 1}"
+        raise _bad(text, f"on micro-batch {sizes['index']:g}", expected)
+    first = _whole(text, "from", given.get("from", "0"))
+    until = _whole(text, "to", given["to"]) if "to" in given else None
+    if until is not None and until <= first:
+        raise _bad(text, f"over before it begins (from={first}, to={until})", "to above from")
     where = _place(text, given, cluster, needed=not kind.everywhere)
     return Fault(
         kind=name,
         sizes=sizes,
         texts={key: given.get(key, value) for key, value in kind.texts.items()},
-        first=int(_number(text, "from", given.get("from"), 0)),
-        until=None if until is None else int(_number(text, "to", until, 0)),
-        every=max(1, int(_number(text, "every", given.get("every"), 1))),
+        first=first,
+        until=until,
+        every=_whole(text, "every", given.get("every", "1"), least=1),
         **where,
     )
 
@@ -187,45 +210,69 @@ def _place(text: str, given: Mapping[str, str], cluster: Cluster, *, needed: boo
     if "rank" in given or "ranks" in given:
         for part in given.get("rank", given.get("ranks", "")).split("+"):
             low, _, high = part.partition("-")
-            first = int(_number(text, "rank", low, 0))
-            ranks += range(first, int(_number(text, "rank", high or low, 0)) + 1)
+            first, last = _whole(text, "rank", low), _whole(text, "rank", high or low)
+            if last >= cluster.ranks:
+                raise _bad(text, f"on rank {last}", f"ranks from 0 to {cluster.ranks - 1}")
+            if last < first:
+                raise _bad(text, f"on ranks {part}", "the lower rank first")
+            ranks += range(first, last + 1)
     elif "host" in given:
-        host = int(_number(text, "host", given["host"], 0))
+        host = _whole(text, "host", given["host"])
         ranks = np.flatnonzero(cluster.host == host).tolist()
         if not ranks:
             raise _bad(text, f"on host {host}", f"a host from 0 to {cluster.hosts - 1}")
     elif "stage" in given:
-        stage = int(_number(text, "stage", given["stage"], 0))
+        stage = _whole(text, "stage", given["stage"])
         ranks = np.flatnonzero(cluster.places["pp"] == stage).tolist()
         if not ranks:
             raise _bad(text, f"on stage {stage}", f"a stage from 0 to {cluster.pp - 1}")
     elif "fraction" in given:
-        count = round(_number(text, "fraction", given["fraction"], 0) * cluster.ranks)
+        fraction = _number(text, "fraction", given["fraction"], 0)
+        if not 0 < fraction <= 1:
+            raise _bad(text, f"on a fraction of {fraction:g}", "a fraction above 0, up to 1")
+        count = round(fraction * cluster.ranks)
         ranks = np.linspace(0, cluster.ranks - 1, max(count, 1)).astype(int).tolist()
     elif "axis" in given:
-        groups = cluster.group_of(given["axis"])
-        ranks = np.flatnonzero(
-            groups == int(_number(text, "group", given.get("group"), 0))
-        ).tolist()
+        ranks = _group(text, given, cluster)
     if needed and not ranks:
         raise _bad(text, "without a place", "rank=, ranks=a-b+c, host=, stage= or fraction=")
-    if ranks and not 0 <= min(ranks) <= max(ranks) < cluster.ranks:
-        raise _bad(text, f"on rank {max(ranks)}", f"ranks from 0 to {cluster.ranks - 1}")
-    hosts = (int(given["host"]),) if "host" in given else ()
+    hosts = (_whole(text, "host", given["host"]),) if "host" in given else ()
     return {
         "ranks": tuple(sorted(set(ranks))),
         "hosts": hosts,
-        "stage": int(given["stage"]) if "stage" in given else None,
+        "stage": _whole(text, "stage", given["stage"]) if "stage" in given else None,
         "axis": given.get("axis"),
-        "group": int(given["group"]) if "group" in given else None,
+        "group": _whole(text, "group", given["group"]) if "group" in given else None,
     }
+
+
+def _group(text: str, given: Mapping[str, str], cluster: Cluster) -> list[int]:
+    axis = given["axis"]
+    if axis not in AXES:
+        raise _bad(text, f"along the axis {axis!r}", f"one of {', '.join(AXES)}")
+    groups = cluster.group_of(axis)
+    group = _whole(text, "group", given.get("group", "0"))
+    ranks: list[int] = np.flatnonzero(groups == group).tolist()
+    if not ranks:
+        raise _bad(text, f"on group {group} of {axis}", f"a group from 0 to {groups.max()}")
+    return ranks
 
 
 def _number(text: str, key: str, value: str | None, default: float) -> float:
     try:
-        return default if value is None else float(value)
+        number = default if value is None else float(value)
     except ValueError:
-        raise _bad(text, f"saying {key}={value}", f"a number for {key}") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise _bad(text, f"saying {key}={value}", f"a number for {key}")
+    return number
+
+
+def _whole(text: str, key: str, value: str, *, least: int = 0) -> int:
+    number = _number(text, key, value, 0)
+    if number < least or number != int(number):
+        raise _bad(text, f"saying {key}={value}", f"a whole number of {least} or more for {key}")
+    return int(number)
 
 
 def _bad(text: str, got: str, expected: str) -> ConfigError:
@@ -233,5 +280,5 @@ def _bad(text: str, got: str, expected: str) -> ConfigError:
         f"the fault {text!r}",
         got=got,
         expected=expected,
-        fix="See `argus simulate --help` for the kinds of faults and what they take.",
+        fix=FAULT_HELP,
     )

@@ -147,12 +147,52 @@ def test_every_kind_of_fault_does_something(kind):
         ("compute:rank=1,speed=2", "factor"),
         ("link:host=9", "0 to 0"),
         ("stage:stage=4", "0 to 0"),
+        ("compute:rank=1,factor=nan", "a number for factor"),
+        ("compute:rank=1,factor=inf", "a number for factor"),
+        ("compute:rank=1,factor=0", "more than 0"),
+        ("input:extra_s=-0.1", "0 or more"),
+        ("compute:rank=1,every=0", "1 or more for every"),
+        ("compute:rank=1,from=1.5", "whole number"),
+        ("compute:rank=1,from=-1", "whole number"),
+        ("compute:rank=1,from=9,to=9", "to above from"),
+        ("compute:rank=1,offset=2", "from"),
+        ("compute:rank=1,kernel=mpl", "attention, mlp, other"),
+        ("compute:ranks=5-3", "lower rank first"),
+        ("compute:ranks=0-99999999999", "0 to 7"),
+        ("compute:fraction=2", "up to 1"),
+        ("link:axis=pp", "edp"),
+        ("link:axis=dp,group=4", "0 to 0"),
+        ("micro_batch:rank=0,index=1", "from 0 to 0"),
     ],
 )
 def test_a_fault_that_cannot_be_is_refused_with_what_could_be(text, says):
     """Nobody reads the source to plant a fault."""
     with pytest.raises(ConfigError, match=says):
         parse_fault(text, PRESETS["ddp-8"])
+
+
+def test_a_refused_fault_comes_with_an_example_and_the_way_to_all_of_them():
+    """Whatever was wrong with it."""
+    with pytest.raises(ConfigError, match="compute:rank=3,factor=1.6,from=40\n.*simulate --list"):
+        parse_fault("nothing", PRESETS["ddp-8"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"noise": -1.0}, "noise is -1.0"),
+        ({"forward_s": float("nan")}, "forward_s is nan"),
+        ({"bucket_s": -0.1}, "bucket_s is -0.1"),
+        ({"lost_rows": 1.5}, "share of 0 to 1"),
+        ({"ranks_per_host": 0}, "at least 1"),
+        ({"sharding": "fdsp"}, "not one of ddp, fsdp"),
+        ({"dp": 200_001}, "200,001 ranks; at most 200,000 are simulated, because"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused_with_the_reason(changes, says):
+    """Before anything of its size is made."""
+    with pytest.raises(ValueError, match=says):
+        Cluster(**{"name": "x", "dp": 8, **changes})
 
 
 def test_axes_that_do_not_fit_are_refused():
