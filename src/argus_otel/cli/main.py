@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import traceback
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
 from argus_otel._runtime.errors import ArgusError
+
+BROKEN: Final = 70
+"""Exit code of an error in argus itself: EX_SOFTWARE of sysexits.h."""
+INTERRUPTED: Final = 130
+"""128 and the number of SIGINT, as a shell has it."""
+DEBUG_VARIABLE: Final = "ARGUS_DEBUG"
+_REPORT: Final = (
+    f"Please report it with the output of `argus doctor`; {DEBUG_VARIABLE}=1 shows the traceback."
+)
 
 # Module of each command, in the order that help lists them. Each has `register(app)`.
 _COMMANDS = (
@@ -75,14 +86,25 @@ def register_commands(asked: str) -> None:
 
 def main() -> None:
     """Run ``argus``; never a traceback for what a person or a server did."""
-    register_commands(sys.argv[1] if len(sys.argv) > 1 else "")
+    # Never cut at 80 columns: a log or an issue shall have the commands in one piece.
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
+        register_commands(asked)
         app()
     except ArgusError as error:
-        # Never cut at 80 columns: a log or an issue shall have the commands in one piece.
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
         console.print(f"argus: {error}", style="red", markup=False)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 - 1, Python's code for it, says that something was found
+        if os.environ.get(DEBUG_VARIABLE):
+            traceback.print_exc()
+        command = f"argus {asked}" if asked in _COMMANDS else "argus"
+        what = f"{type(error).__name__}: {error}".rstrip(": ")
+        console.print(f"argus: {command} failed for a reason of its own, {what}.\n{_REPORT}",
+                      style="red", markup=False)  # fmt: skip
+        sys.exit(BROKEN)
 
 
 def _register_missing(name: str, package: str) -> None:
