@@ -26,7 +26,10 @@ _EXIT_CODES = """
 | 3 | `argus detect`, `watch --once`, `compare` | too little is there to judge by |
 | 4 | `argus detect`, `runs`, `report`, `compare`, `watch --once` | the store could not be read |
 | 5 | `argus stack` | it could not be built or started |
+| 5 | `argus simulate --otlp` | the endpoint did not take the run |
+| 70 | all | an error in argus itself, which says how to report it |
 | 126, 127 | `argus run` | the command cannot be run, or is not there |
+| 130 | all | ended with Ctrl-C, where that is not how it is meant to end |
 | other | `argus run` | the command's own; 128 + the signal's number where one ended it |
 """
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import shlex
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
@@ -21,7 +24,7 @@ from argus_otel.report.wording import counted
 from argus_otel.semconv import names
 from argus_otel.simulate.cluster import PRESETS, Cluster
 from argus_otel.simulate.digests import digests_of
-from argus_otel.simulate.faults import KINDS, Fault, parse_fault
+from argus_otel.simulate.faults import FAULT_HELP, KINDS, Fault, parse_fault
 from argus_otel.simulate.model import Model
 from argus_otel.simulate.tables import RunName, TableMaker
 from argus_otel.store.bulk import write_run
@@ -32,6 +35,7 @@ from argus_otel.wire.digest import encode_digests
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from argus_otel.export import Target
     from argus_otel.tables.schemas import RunTables
     from argus_otel.wire.digest import StepDigest
 
@@ -39,6 +43,7 @@ TRUTH_SCHEMA: Final = "argus.truth/1"
 _ROWS_A_BLOCK: Final = 100_000
 """(Step, rank) pairs that are held at a time."""
 _FLUSH_S: Final = 60.0
+_FIRST_POST_S: Final = 10.0
 _SENDERS: Final = 16
 """Connections at once: a receiver answers when it has stored, and stores what came together at once."""
 
@@ -57,7 +62,7 @@ def simulate(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of all noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all noise.")] = 0,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change the preset: noise=0.04, dp=16; may be repeated."),
@@ -75,7 +80,10 @@ def simulate(
 ) -> None:
     """Simulate a training job of 2 to 12,960 ranks, with faults of known place and size.
 
-    The truth is written beside the tables, as truth.json.
+    The run ends about now. The truth is written beside the tables, as truth.json. A run of the same
+    id and seed that is in the folder already is replaced.
+
+    Exit codes: 0 done, 2 wrong usage, 5 the endpoint of --otlp did not take the run.
     """
     if show:
         _list(as_json=as_json)
@@ -87,29 +95,78 @@ def simulate(
             expected="one of them",
             fix="For example: argus simulate --cluster ddp-8 --out run/ && argus detect --store run/",
         )
+    targets = None if otlp is None else _targets(otlp)
     job = _changed(_preset(cluster), change or ())
     faults = [parse_fault(text, job) for text in fault or ()]
+    _check_in_time(fault or (), faults, steps)
+    start_ns = time.time_ns() - _duration_ns(job, steps, seed)
     name = RunName.of(run_id or f"{job.name}-{seed}", seed)
-    maker = TableMaker(Model(job, faults, seed), name)
+    if targets is not None:  # what was sent cannot be replaced: another run each time
+        name = RunName.of(name.run_id, start_ns)
+    maker = _table_maker(Model(job, faults, seed), name, start_ns)
     block = max(1, _ROWS_A_BLOCK // job.ranks)
     blocks = _with_progress(maker.blocks(steps, block=block), steps, quiet=as_json)
     truth = _truth(job, faults, fault or (), steps=steps, seed=seed, name=name)
-    if out is not None:
-        summary = _summary(job, name)
-        written = write_run(out, summary, blocks)
-        folder = next(path for path in out.iterdir() if path.name.endswith(written.run[:8]))
+    if targets is None:
+        assert out is not None  # noqa: S101 - one of the two is given
+        replaced = _folder_of(out, name) is not None
+        written = write_run(out, _summary(job, name), blocks)
+        folder = _folder_of(out, name)
+        assert folder is not None  # noqa: S101 - it has just been written
         (folder / "truth.json").write_text(json.dumps(truth, indent=2) + "\n", "utf-8")
         said = f"{counted(written.steps, 'step')} of {counted(job.ranks, 'rank')} in {out}"
-        then = f"argus detect --store {out}"
+        if replaced:
+            said += f" (replaced the run {name.run_id} that was there)"
+        then = f"argus detect --store {shlex.quote(str(out))} --run {shlex.quote(name.run_id)}"
     else:
-        assert otlp is not None  # noqa: S101 - one of the two is given
-        sent = _send(otlp, name, blocks)
-        said = f"{counted(sent, 'span')} of {counted(job.ranks, 'rank')} sent to {otlp}"
-        then = f"argus detect --run {name.run_id} --store …"
+        url = targets[Signal.TRACES].url  # without a password
+        sent = _send(url, targets, name, blocks)
+        said = f"{counted(sent, 'span')} of {counted(job.ranks, 'rank')} sent to {url}"
+        then = f"argus detect --run {shlex.quote(name.run_id)}"
+        then += ", from the store that the endpoint feeds (--store)"
     if as_json:
         typer.echo(json.dumps(truth))
     else:
         Console(highlight=False, soft_wrap=True).print(f"{said}. Next: {then}", markup=False)
+
+
+def _check_in_time(texts: Sequence[str], faults: Sequence[Fault], steps: int) -> None:
+    """Refuse a fault that begins after the last step: the run would be a healthy one."""
+    for text, fault in zip(texts, faults, strict=True):
+        if fault.first >= steps:
+            raise ConfigError(
+                f"the fault {text!r}",
+                got=f"never acting: it begins at step {fault.first}, and the run has steps "
+                f"0 to {steps - 1}",
+                expected=f"a from below {steps}",
+                fix=f"Give --steps {fault.first + 40}, or an earlier from.\n{FAULT_HELP}",
+            )
+
+
+def _duration_ns(cluster: Cluster, steps: int, seed: int) -> int:
+    """About how long the run takes without faults, from its first steps."""
+    few = min(steps, cluster.warm_up_steps + 1)
+    *_, last = Model(cluster, (), seed).steps(few)
+    settled_s = float(last.end_R.max() - last.start_R.min())
+    return round((float(last.end_R.max()) + settled_s * (steps - few)) * 1e9)
+
+
+def _table_maker(model: Model, name: RunName, start_ns: int) -> TableMaker:
+    try:
+        return TableMaker(model, name, start_ns)
+    except ValueError as error:
+        raise ConfigError(
+            "the cluster", got=f"too large in a step ({error})",
+            expected="a step that one digest holds",
+            fix="Take fewer: --set micro_batches=2, or --set buckets=4.",
+        ) from error  # fmt: skip
+
+
+def _folder_of(store: Path, name: RunName) -> Path | None:
+    """Where a store has the run."""
+    mine = name.nonce.hex()[:8]
+    folders = store.iterdir() if store.is_dir() else ()
+    return next((path for path in folders if path.name.endswith(mine)), None)
 
 
 def _preset(name: str) -> Cluster:
@@ -149,7 +206,7 @@ def _changed(cluster: Cluster, changes: Sequence[str]) -> Cluster:
         return replace(cluster, **values)
     except ValueError as error:
         raise ConfigError(
-            "the changed cluster", got=f"impossible ({error})", expected="axes that fit",
+            "the changed cluster", got=f"impossible ({error})", expected="values that fit",
             fix="Change the --set options.",
         ) from error  # fmt: skip
 
@@ -186,7 +243,9 @@ def _truth(
 
 
 def _with_progress(blocks: Iterator[RunTables], steps: int, *, quiet: bool) -> Iterator[RunTables]:
-    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
+    console = Console(stderr=True)
+    quiet = quiet or not console.is_terminal
+    with Progress(console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task("simulating", total=steps)
         for block in blocks:
             yield block
@@ -197,18 +256,42 @@ def _with_progress(blocks: Iterator[RunTables], steps: int, *, quiet: bool) -> I
 # -- over the wire -------------------------------------------------------------------------------
 
 
-def _send(endpoint: str, name: RunName, blocks: Iterator[RunTables]) -> int:
+class _NotSentError(ArgusError):
+    """The endpoint did not take the run."""
+
+    exit_code = 5
+
+
+def _targets(endpoint: str) -> Mapping[Signal, Target]:
+    try:
+        return targets_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}, [Signal.TRACES])
+    except ConfigError as error:
+        raise ConfigError(
+            "--otlp",
+            got=error.got,
+            expected=error.expected,
+            fix="For example: --otlp http://localhost:4318, a Collector's OTLP/HTTP address.",
+        ) from error
+
+
+def _send(
+    url: str, targets: Mapping[Signal, Target], name: RunName, blocks: Iterator[RunTables]
+) -> int:
     """Every rank's digests through the real encoder and sender; the number of spans sent."""
-    targets = targets_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}, [Signal.TRACES])
-    with ExitStack() as stack:
-        senders = [Sender(targets, first_post_jitter_s=0.0) for _ in range(_SENDERS)]
-        for sender in senders:
-            stack.callback(sender.close)
-        return _send_blocks(endpoint, name, blocks, senders)
+    log = logging.getLogger("argus_otel")
+    was, log.disabled = log.disabled, True  # the error says it, once
+    try:
+        with ExitStack() as stack:
+            senders = [Sender(targets, first_post_jitter_s=0.0) for _ in range(_SENDERS)]
+            for sender in senders:
+                stack.callback(sender.close)
+            return _send_blocks(url, name, blocks, senders)
+    finally:
+        log.disabled = was
 
 
 def _send_blocks(
-    endpoint: str, name: RunName, blocks: Iterator[RunTables], senders: Sequence[Sender]
+    url: str, name: RunName, blocks: Iterator[RunTables], senders: Sequence[Sender]
 ) -> int:
     resources: dict[int, bytes] = {}
     spans = 0
@@ -221,21 +304,42 @@ def _send_blocks(
         for rank, digests in by_rank.items():
             batch = _encode(digests, rank, name)
             for body, count in encode_trace_requests(resources[rank], {scopes.DIGEST: [batch]}):
-                senders[rank % _SENDERS].submit(Signal.TRACES, body, count)
+                sender = senders[rank % _SENDERS]
+                sender.submit(Signal.TRACES, body, count)
+                if not spans:
+                    _try_once(url, sender)
                 spans += count
         with ThreadPoolExecutor(_SENDERS) as threads:
-            accepted = all(threads.map(lambda sender: sender.flush(_FLUSH_S), senders))
-        if not accepted:
-            drops = ", ".join(
-                f"{cause}: {n}" for sender in senders for cause, n in sender.stats.drops.items()
-            )
-            raise ArgusError(
-                f"the OTLP endpoint {endpoint}",
-                got=f"not taking the run ({drops or 'no answer in time'})",
-                expected="an OTLP/HTTP receiver",
-                fix="Check the address (the HTTP port, usually 4318), or use --out.",
-            )
+            done = list(threads.map(lambda sender: sender.flush(_FLUSH_S), senders))
+        lost = any(sender.stats.drops for sender in senders)
+        if lost or not all(done):
+            raise _not_sent(url, senders)
     return spans
+
+
+def _try_once(url: str, sender: Sender) -> None:
+    """Post the first request: where nobody listens, that is known before the rest is made."""
+    sender.pump(_FIRST_POST_S)
+    stats = sender.stats
+    # An endpoint that answers and asks for patience (429, 503) gets the retries of the rest.
+    if stats.drops or (stats.last_error and not stats.last_error.startswith("HTTP ")):
+        raise _not_sent(url, [sender])
+
+
+def _not_sent(url: str, senders: Sequence[Sender]) -> _NotSentError:
+    drops: dict[str, int] = {}
+    reasons = {sender.stats.last_error: None for sender in senders if sender.stats.last_error}
+    for sender in senders:
+        for cause, count in sender.stats.drops.items():
+            drops[cause] = drops.get(cause, 0) + count
+    said = [*reasons, *(f"{counted(count, 'span')} {cause}" for cause, count in drops.items())]
+    return _NotSentError(
+        f"--otlp, {url},",
+        got=f"not taking the run ({'; '.join(said) or 'no answer in time'})",
+        expected="an OTLP/HTTP receiver that answers",
+        fix="Check the address (the HTTP port, usually 4318) and that it runs (`argus serve`, "
+        "`argus stack up`), or write a folder with --out.",
+    )
 
 
 _AXES: Final = {
@@ -309,7 +413,6 @@ def _list(*, as_json: bool) -> None:
         }  # fmt: skip
         typer.echo(json.dumps(document))
         return
-    console = Console()
     clusters = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("cluster", "ranks", "hosts", "dp", "pp", "tp", "ep", "sharding"):
         clusters.add_column(
@@ -318,23 +421,36 @@ def _list(*, as_json: bool) -> None:
     for name, c in PRESETS.items():
         numbers = (c.ranks, c.hosts, c.dp, c.pp, c.tp, c.ep)
         clusters.add_row(name, *map(str, numbers), c.sharding)
-    console.print(clusters)
-    console.print()
-    kinds = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("fault", "what happens", "takes (default)", "cause to find"):
-        kinds.add_column(column)
+    meanings = Table(box=None, header_style="bold", pad_edge=False)
+    meanings.add_column("fault", no_wrap=True)
+    meanings.add_column("what happens")
+    taken = Table(box=None, header_style="bold", pad_edge=False)
+    taken.add_column("fault", no_wrap=True)
+    taken.add_column("takes (default)")
+    taken.add_column("cause to find", no_wrap=True)
     for name, kind in KINDS.items():
+        meanings.add_row(name, kind.meaning.replace("`", ""))
         takes = {**kind.sizes, **{key: text or "…" for key, text in kind.texts.items()}}
-        kinds.add_row(
-            name, kind.meaning.replace("`", ""),
-            " ".join(f"{key}={value:g}" if isinstance(value, float | int) else f"{key}={value}"
-                     for key, value in takes.items()),
-            kind.cause,
-        )  # fmt: skip
-    console.print(kinds)
+        said = (f"{key}={value:g}" if isinstance(value, float | int) else f"{key}={value}"
+                for key, value in takes.items())  # fmt: skip
+        taken.add_row(name, " ".join(said), kind.cause)
+    console = Console()
+    for table in (clusters, meanings, taken):
+        _print_trimmed(console, table)
     console.print(
-        "\nPlace: rank=3, ranks=0-7+12, host=2, stage=1, fraction=0.25, or axis=edp,group=7. "
-        "Time: from=40, to=60, every=5.",
+        "Place: rank=3, ranks=0-7+12, host=2, stage=1, fraction=0.25; axis=edp,group=7\n"
+        "Time: from=40, to=60, every=5",
         markup=False,
         highlight=False,
+        soft_wrap=True,
     )
+    console.print(FAULT_HELP.partition("\n")[0], markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_trimmed(console: Console, table: Table) -> None:
+    """A table and an empty line, without the blanks that rich fills the last column with."""
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().splitlines():
+        console.out(line.rstrip(), highlight=False)
+    console.print()
