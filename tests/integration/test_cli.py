@@ -432,7 +432,7 @@ def test_report_writes_one_page_that_stands_alone(two_ranks, tmp_path):
     done = argus("report", "--store", two_ranks, "--html", page)
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"Wrote {page}\n"
+    assert done.stdout.startswith(f"Wrote {page}\n")
     html = page.read_text("utf-8")
     assert "two-ranks" in html
     assert "compute straggler" in html

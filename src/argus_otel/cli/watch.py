@@ -26,6 +26,7 @@ from argus_otel.cli.options import (
     StoreUrl,
     UiUrl,
     begin_ns,
+    explained_since,
     opened,
     read_age_ns,
 )
@@ -81,7 +82,7 @@ def watch(
     ] = None,
     info: Annotated[bool, typer.Option("--info", help="Tell what is information, too.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Publish nothing, only say it.")
+        bool, typer.Option("--dry-run", help="Publish and remember nothing, only say it.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
@@ -95,7 +96,14 @@ def watch(
     """
     url = store or default_store()
     pause_s = read_age_ns(interval, "--interval") * 1e-9
+    if pause_s <= 0:
+        raise ConfigError(
+            "--interval", got=repr(interval), expected="more than no time between two looks",
+            fix="For example: --interval 10s",
+        )  # fmt: skip
     ledger = Ledger.read(state or _state_file(url))
+    if dry_run:
+        ledger.path = None  # what was only tried is still news to the watch that publishes
     endpoint = otlp_endpoint or os.environ.get(_ENDPOINT)
     watcher = Watcher(
         open_store=lambda: opened(url, header)[0],
@@ -113,7 +121,9 @@ def watch(
         publisher=None if dry_run else Publisher(watcher, url, endpoint, lines),
     )
     if once:
-        raise typer.Exit(session.look_once())
+        with explained_since(opened(url, header)[0], url, since):
+            code = session.look_once()
+        raise typer.Exit(code)
     screen = console.is_terminal and not as_json
     live = Live(console=console, auto_refresh=False) if screen else None
     try:

@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from argus_otel._runtime.bundled import bundled_path
+from argus_otel._runtime.errors import ConfigError
 from argus_otel.cli import watch as command
 from argus_otel.cli.watch import STATE_FILE, Lines, Publisher, Session
 from argus_otel.cli.watch_screen import screen_of, sparkline
@@ -354,12 +355,41 @@ def test_once_is_one_look_with_an_exit_code(folder, write_store, case, code):
 
     result = CliRunner().invoke(
         app,
-        ["--store", str(folder), "--once", "--dry-run"],
+        ["--store", str(folder), "--once"],
         env={"OTEL_EXPORTER_OTLP_ENDPOINT": None},
     )
 
     assert result.exit_code == code, result.output
     assert (folder / STATE_FILE).is_file()
+
+
+def test_a_dry_run_leaves_nothing_for_a_later_watch_to_take_for_told(folder, write_store):
+    """Somebody tries it, then starts it in earnest: that one raises what it finds."""
+    write_store(folder, slow(until=140, steps=60))
+    app = typer.Typer()
+    command.register(app)
+
+    results = [
+        CliRunner().invoke(
+            app,
+            ["--store", str(folder), "--once", *options],
+            env={"OTEL_EXPORTER_OTLP_ENDPOINT": None},
+        )
+        for options in (["--dry-run"], [])
+    ]
+
+    assert all("compute straggler" in result.output for result in results)
+
+
+def test_an_interval_of_nothing_is_refused(folder):
+    """It would ask the store without pause."""
+    app = typer.Typer()
+    command.register(app)
+
+    result = CliRunner().invoke(app, ["--store", str(folder), "--interval", "0s"])
+
+    assert isinstance(result.exception, ConfigError)
+    assert "--interval is '0s'" in str(result.exception)
 
 
 def test_the_screen_shows_step_times_who_is_late_and_what_is_open(folder, write_store):
