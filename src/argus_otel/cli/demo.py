@@ -112,8 +112,7 @@ def demo(
         console.print()
         print_view(console, view)
         console.print()
-    outcome = "what was planted" if as_planted else "something else than was planted"
-    console.print(f"Found {outcome}.", markup=False)
+    console.print(outcome_of(fault, as_planted=as_planted), markup=False)
     console.print(f"Look at it:  {report}", markup=False)
     if not stack:
         console.print(f"Once more:   argus detect --store {store}", markup=False)
@@ -181,6 +180,14 @@ def _judge_when_complete(store_url: str, ranks: int, steps: int) -> Judged:
             if judged.steps.num_rows >= ranks * steps or time.monotonic() > end_s:
                 return judged
         time.sleep(0.5)
+
+
+def outcome_of(fault: Fault, *, as_planted: bool) -> str:
+    """The last sentence: whether what was found is what was planted."""
+    if fault is Fault.NONE:
+        found = "nothing found" if as_planted else "something found all the same"
+        return f"Nothing was planted, and {found}."
+    return f"Found {'what' if as_planted else 'something else than'} was planted."
 
 
 def _as_planted(judged: Judged, fault: Fault, culprit: int) -> bool:

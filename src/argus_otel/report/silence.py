@@ -108,7 +108,7 @@ def _steps_wanted(missing: str) -> tuple[int, str]:
 
 
 def paragraph(groups: Sequence[Unjudged], *, width: int, lines: int) -> str:
-    """``Not judged: slow link (no …); memory growth (no …).`` in so many lines, or less of it.
+    """``Not judged: slow link (needs …); memory growth (needs …).`` in so many lines, or less of it.
 
     Args:
         groups: See ``unjudged``.
@@ -118,7 +118,7 @@ def paragraph(groups: Sequence[Unjudged], *, width: int, lines: int) -> str:
     if not groups:
         return ""
     room = width * lines - lines * 8
-    whole = "; ".join(f"{one.names} (no {_shortly(one.missing)})" for one in groups)
+    whole = "; ".join(f"{one.names} (needs {_shortly(one.missing)})" for one in groups)
     if len(whole) + 13 <= room:
         return f"Not judged: {whole}."
     names = ", ".join(one.names for one in groups)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _MOST_OF_A_LIST: Final = 8
 _TITLES: Final = {"regression_unexplained": "steps slower than before"}
+
+_UNIT: Final = re.compile(r"(?<=[a-z0-9])_(bytes_per_s|bytes|s|share|ratio)(?=_|$)")
 
 _NOT_A_MEASUREMENT: Final = {
     "look_at_step",
@@ -209,10 +212,26 @@ def _listed_phrase(name: str, values: Sequence[float | None]) -> str:
 
 
 def _phrase(name: str, value: float) -> str:
-    for suffix, text in (("_s", seconds(value)), ("_share", f"{value:.0%}")):
-        if name.endswith(suffix):
-            return f"{name.removesuffix(suffix).replace('_', ' ')} {text}"
-    return f"{name.replace('_', ' ')} {value:g}"
+    """``step before 69 ms``: the unit is a word of the name, mostly the last."""
+    match = _UNIT.search(name)
+    if match is None:
+        return f"{name.replace('_', ' ')} {value:g}"
+    words = (name[: match.start()] + name[match.end() :]).replace("_", " ")
+    return f"{words} {_with_unit(value, match[1])}"
+
+
+def _with_unit(value: float, unit: str) -> str:
+    if unit == "s":
+        return seconds(value)
+    if unit == "share":
+        return f"{value:.0%}"
+    if unit == "ratio":
+        return f"{value:.3g} times" if abs(value) >= 1 else f"{value * 100:.2g}%"
+    rate = "/s" if unit == "bytes_per_s" else ""
+    for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {prefix}B{rate}"
+    return f"{value:.3g} B{rate}"
 
 
 def seconds(value: float) -> str:

@@ -7,10 +7,14 @@ import pytest
 from rich.console import Console
 
 from argus_otel import service
+from argus_otel.cli.demo import Fault, outcome_of
 from argus_otel.report.html import render_html
+from argus_otel.report.silence import Unjudged, paragraph
 from argus_otel.report.text import print_view
+from argus_otel.report.view import why_of
 from argus_otel.report.wording import counted, listed, stretch
 from argus_otel.store.opening import open_store
+from argus_otel.tables.findings import Finding, Onset
 
 _ONE_OF_MANY = re.compile(r"\b1 (?:rank|step|span|fault|digest|verdict)s\b")
 
@@ -29,6 +33,60 @@ _ONE_OF_MANY = re.compile(r"\b1 (?:rank|step|span|fault|digest|verdict)s\b")
 )
 def test_a_noun_follows_its_number(text, expected):
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "phrase"),
+    [
+        ("own_work_s", 0.075, "own work 75 ms"),
+        ("step_s_before", 0.069075, "step before 69.1 ms"),
+        ("save_s_of_middle_rank", 2.0, "save of middle rank 2 s"),
+        ("run_delay_share_over_others", 0.25, "run delay over others 25%"),
+        ("step_scatter_ratio", 0.0173, "step scatter 1.7%"),
+        ("own_work_ratio", 1.612, "own work 1.61 times"),
+        ("growth_bytes_per_step", 2.5e6, "growth per step 2.5 MB"),
+        ("bandwidth_bytes_per_s", 3.2e9, "bandwidth 3.2 GB/s"),
+        ("syncs_per_step", 3.0, "syncs per step 3"),
+    ],
+)
+def test_evidence_has_its_unit_and_no_raw_name(name, value, phrase):
+    finding = Finding(
+        detector="slow_steps",
+        cause="regression_unexplained",
+        ranks=(),
+        first_step=1,
+        last_step=2,
+        onset=Onset(step=1, exact=True),
+        severity="info",
+        slowdown=1.0,
+        summary="",
+        next_step="",
+        evidence={name: value},
+    )
+
+    assert why_of(finding) == [phrase]
+
+
+def test_a_demo_without_a_fault_does_not_find_one():
+    """Nothing was planted: then "found what was planted" says too much."""
+    assert outcome_of(Fault.NONE, as_planted=True) == "Nothing was planted, and nothing found."
+    assert outcome_of(Fault.GC, as_planted=True) == "Found what was planted."
+
+
+def test_what_was_not_judged_needs_something():
+    """Whatever the reason is, it reads as a sentence."""
+    one = Unjudged(
+        detectors=("slow_link",),
+        missing="a second group that transfers the same, to compare with",
+        code="no_peers",
+        steps=None,
+    )
+
+    said = paragraph([one], width=120, lines=1)
+
+    assert said == (
+        "Not judged: slow link (needs a second group that transfers the same, to compare with)."
+    )
 
 
 def test_one_step_of_one_rank_reads_as_one(tmp_path, write_store):
