@@ -36,7 +36,7 @@ from argus_otel.convert.conversion import (
     phase_lists,
 )
 from argus_otel.convert.intervals import length_outside
-from argus_otel.convert.sources import Source, SourceError, list_sources, source_error
+from argus_otel.convert.sources import Source, SourceError, list_sources, none_left, source_error
 from argus_otel.semconv import names
 from argus_otel.tables.schemas import COLLECTIVES, EVENTS, MICRO_BATCHES, RANKS, STEPS, RunTables
 
@@ -119,9 +119,7 @@ def convert_bytedance(
         conversions.append(_conversion(trace, source, run_id, account))
         account = Account()
     if not conversions:
-        raise source_error(
-            ", ".join(name for name, _ in account.skipped), "not readable, any of them", EXPECTED
-        )
+        raise none_left(account.skipped, EXPECTED)
     # What was left out after the last trace that could be read.
     conversions[-1].account.skipped.extend(account.skipped)
     return conversions

@@ -33,6 +33,7 @@ from argus_otel.convert.sources import (
     SourceError,
     list_sources,
     name_of,
+    none_left,
     source_error,
 )
 from argus_otel.tables.schemas import (
@@ -105,8 +106,7 @@ def convert_flight_recorder(
         account.files += 1
         dumps[dump.rank] = dump
     if not dumps:
-        named = ", ".join(name for name, _ in account.skipped)
-        raise source_error(named, "not readable, any of them", EXPECTED)
+        raise none_left(account.skipped, EXPECTED)
     name = RunName.of(SERVICE, run_id or name_of(paths), sources)
     maker = _Maker([dumps[rank] for rank in sorted(dumps)], name, account)
     return [Conversion(maker.summary, maker.blocks(), account)]

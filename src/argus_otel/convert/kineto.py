@@ -41,16 +41,18 @@ from argus_otel.convert.json_stream import JsonStream, JsonStreamError
 from argus_otel.convert.kineto_events import Kernels, Reading, Step
 from argus_otel.convert.operations import element_bytes, operation, operation_of_kernel
 from argus_otel.convert.sources import (
+    NOTHING_OF_THAT_KIND,
     Source,
     SourceError,
     list_sources,
     name_of,
+    none_left,
     source_error,
 )
 from argus_otel.tables.schemas import COLLECTIVES, EVENTS, RANKS, STEPS, RunTables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -64,6 +66,7 @@ SERVICE: Final = "kineto"
 _EXPECTED: Final = "a trace that torch.profiler has exported (chrome JSON, possibly gzip)"
 _NAMES: Final = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker|gpu)[-_.]?(\d{1,10})", re.IGNORECASE)
+_PICKLE_MAGIC: Final = b"\x80"
 _RANKS: Final = re.compile(r"\d{1,9}")
 _STRIDE: Final = 1 << 20
 """Between the counts of two steps where a trace has none: more than a step has collectives."""
@@ -96,10 +99,36 @@ def convert_kineto(
     """
     account = Account()
     skip = account.skip if keep_going else None
-    sources = list_sources(paths, lambda name: _NAMES.search(name) is not None, skip)
+    sources = _list_traces(paths, skip)
     name = RunName.of(SERVICE, run_id or name_of(paths), sources)
     maker = _Job(sources, name, account, keep_going, advance)
     return [Conversion(name.summary(), maker.blocks(), account)]
+
+
+def _list_traces(paths: Sequence[Path], skip: Callable[[SourceError], None] | None) -> list[Source]:
+    try:
+        return list_sources(paths, lambda name: _NAMES.search(name) is not None, skip)
+    except SourceError as error:
+        if error.got != NOTHING_OF_THAT_KIND:
+            raise
+        first = next(iter(list_sources(paths, lambda _: True)))
+        if not _is_pickle(first):
+            raise
+        raise _a_dump(first) from error
+
+
+def _is_pickle(source: Source) -> bool:
+    with source.open() as file:
+        return file.read(1) == _PICKLE_MAGIC
+
+
+def _a_dump(source: Source) -> SourceError:
+    return source_error(
+        source,
+        "a pickle, as torch's flight recorder writes them",
+        _EXPECTED,
+        "For flight-recorder dumps: argus convert flight-recorder",
+    )
 
 
 class _Job:
@@ -130,8 +159,7 @@ class _Job:
                     raise
                 self._account.skip(error)
         if not self._account.files:
-            named = ", ".join(name for name, _ in self._account.skipped)
-            raise source_error(named, "not readable, any of them", _EXPECTED)
+            raise none_left(self._account.skipped, _EXPECTED)
         world = self._world[0] if self._world else 1
         if len(self._ranks) < world:
             self._account.note(f"{len(self._ranks)} of {world} ranks were traced")
@@ -167,6 +195,8 @@ class _Job:
                 for event in stream.elements():
                     reading.take(event)
             except JsonStreamError as error:
+                if _is_pickle(source):
+                    raise _a_dump(source) from error
                 raise source_error(source, f"not readable {error}", _EXPECTED) from error
         reading.beside = stream.beside
         if not reading.spans:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     """Told how many more bytes of the files, as they lie on disk, have been read."""
 
 _TAR_ENDINGS: Final = (".tar", ".tar.gz", ".tgz")
+NOTHING_OF_THAT_KIND: Final = "without a file of that kind"
+_MOST_TOLD: Final = 3
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 DAMAGED: Final = (OSError, EOFError, zlib.error, tarfile.TarError)
 """What reading a damaged or truncated file raises. ``OSError`` covers bad gzip."""
@@ -32,6 +34,21 @@ DAMAGED: Final = (OSError, EOFError, zlib.error, tarfile.TarError)
 
 class SourceError(ArgusError):
     """A file is not what it should be, so it cannot be converted."""
+
+
+def none_left(skipped: Sequence[tuple[str, str]], expected: str) -> SourceError:
+    """Of all files that were given none could be read, and leaving them out leaves nothing."""
+    told = "; ".join(
+        f"{name} is {why.partition('; expected')[0]}" for name, why in skipped[:_MOST_TOLD]
+    )
+    more = len(skipped) - _MOST_TOLD
+    return source_error(
+        "what was given",
+        "without a file that can be read" + (f" ({told})" if told else ""),
+        expected,
+        (f"{more} more were left out as well. " if more > 0 else "")
+        + "Check the path and the command.",
+    )
 
 
 def source_error(source: Source | str, got: str, expected: str, fix: str = "") -> SourceError:
@@ -124,9 +141,7 @@ def list_sources(
             skip(error)
     if not found:
         named = ", ".join(str(path) for path in paths) or "what was given"
-        raise source_error(
-            named, "without a file of that kind", "traces to convert", "Check the path."
-        )
+        raise source_error(named, NOTHING_OF_THAT_KIND, "traces to convert", "Check the path.")
     return found
 
 

@@ -81,6 +81,31 @@ def test_a_bad_file_is_left_out_where_that_was_asked_for(argus, data, tmp_path):
     assert [run.ranks_seen for run in ParquetStore(argus.store).runs()] == [1]
 
 
+def test_where_nothing_is_left_no_more_is_to_be_left_out(argus, tmp_path):
+    """The hint is not what was given already."""
+    bad = tmp_path / "rank1.json"
+    bad.write_text("cut")
+
+    error = str(argus("kineto", bad, "--keep-going").exception)
+
+    assert f"without a file that can be read ({bad} is not readable at character 0" in error
+    assert "--keep-going" not in error
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["archive", "file"])
+def test_a_flight_recorder_dump_is_named_as_such(argus, data, tmp_path, packed):
+    """With the command that reads it."""
+    path = data / "nvrx/flight_recorder_gpu_error.tar.gz"
+    if not packed:
+        path = tmp_path / "rank0"
+        path.write_bytes(b"\x80\x05}.")
+
+    error = str(argus("kineto", path).exception)
+
+    assert "torch's flight recorder" in error
+    assert "argus convert flight-recorder" in error
+
+
 def test_where_it_goes_is_a_folder(argus, data):
     """Jaeger cannot be written to this way."""
     result = argus("bytedance", data / "bytedance", out="jaeger+http://localhost:16686")

@@ -339,7 +339,7 @@ def test_nothing_but_bad_dumps_is_an_error(tmp_path):
     """There is no run to write."""
     (tmp_path / "nccl_trace_rank_1").write_bytes(b"cut")
 
-    with pytest.raises(SourceError, match="any of them"):
+    with pytest.raises(SourceError, match="without a file that can be read"):
         convert_flight_recorder([tmp_path], keep_going=True)
 
 
