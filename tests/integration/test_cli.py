@@ -580,7 +580,7 @@ def test_a_run_that_nobody_knows(two_ranks):
         (("detect", "--store", "http://127.0.0.1:16686"), "jaeger+http://127.0.0.1:16686"),
         (("detect", "--store", "ftp://there"), "jaeger+http"),
         (("detect", "--header", "secret"), "'Name: value'"),
-        (("report",), "--html"),
+        (("report", "--ui-url", "foo"), "http://jaeger:16686"),
         (("demo", "--steps", "3"), "--steps"),
         (("detekt",), "detekt"),
     ],

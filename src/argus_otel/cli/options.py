@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
     from argus_otel.store.protocol import Store
 
+
+def _checked_age(text: str | None) -> str | None:
+    """Refused before anything is opened."""
+    if text is not None:
+        read_age_ns(text)
+    return text
+
+
 StoreUrl: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -32,7 +40,10 @@ StoreUrl: TypeAlias = Annotated[
 ]
 RunName: TypeAlias = Annotated[str, typer.Option(help="latest, a run id, or the start of a nonce.")]
 Since: TypeAlias = Annotated[
-    str | None, typer.Option(help="Only runs that sent something so long ago: 30m, 2h, 7d.")
+    str | None,
+    typer.Option(
+        callback=_checked_age, help="Only runs that sent something so long ago: 30m, 2h, 7d."
+    ),
 ]
 Headers: TypeAlias = Annotated[
     list[str] | None,
