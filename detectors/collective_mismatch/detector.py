@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from argus_otel.detect.api import (
+    Beat,
     Diagnosis,
     Finding,
     Onset,
     Params,
     Run,
     join_numbers,
+    latest_heartbeats,
+    meeting_of,
 )
 
-_DIRECT: Final = ("send", "recv", "isend", "irecv")
-"""Counted by pair of ranks: a group has many of them at one count."""
 _STACK_CHARS: Final = 600
-
-Beat = dict[str, Any]
 
 
 def detect(run: Run, params: Params) -> Diagnosis:
     """Name the odd ranks of each group whose members do not agree on the operation."""
     places: dict[tuple[int, int], list[Beat]] = {}
-    for beat in _latest(run):
-        numbered = beat["group"] is not None and beat["seq"] is not None
-        if numbered and beat["op"] not in _DIRECT:
-            places.setdefault((beat["group"], beat["seq"]), []).append(beat)
+    for beat in (beat for rows in latest_heartbeats(run).values() for beat in rows):
+        place = meeting_of(beat)
+        if place is not None:
+            places.setdefault(place, []).append(beat)
     findings = []
     for (group, seq), beats in sorted(places.items()):
         by_op: dict[str, list[Beat]] = {}
@@ -36,24 +35,6 @@ def detect(run: Run, params: Params) -> Diagnosis:
         if len(by_op) > 1 and stuck_s >= params["stuck_s"]:
             findings.append(_finding(run, params, group, seq, by_op, stuck_s))
     return Diagnosis(findings=tuple(findings))
-
-
-def _latest(run: Run) -> list[Beat]:
-    """Each rank's latest heartbeat (a row a collective), of ranks whose step has not ended since."""
-    ended = {
-        int(rank): run.ordinals_A[run.present_AR[:, index]].max(initial=-1)
-        for index, rank in enumerate(run.ranks_R.tolist())
-    }
-    beats = run.heartbeats.to_pylist()
-    last_ns: dict[int, int] = {}
-    for beat in beats:
-        last_ns[beat["rank"]] = max(last_ns.get(beat["rank"], 0), beat["time_ns"])
-    return [
-        beat
-        for beat in beats
-        if beat["time_ns"] == last_ns[beat["rank"]]
-        and beat["ordinal"] > ended.get(beat["rank"], -1)
-    ]
 
 
 def _finding(

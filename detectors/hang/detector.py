@@ -6,27 +6,26 @@ and count.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from argus_otel.detect.api import (
+    Beat,
     Diagnosis,
     Finding,
     Onset,
     Params,
     Run,
     join_numbers,
+    latest_heartbeats,
+    meeting_of,
 )
 
-_DIRECT: Final = ("send", "recv", "isend", "irecv")
-"""Between two ranks: their count is of the pair, so that a group has many at once."""
 _STACK_CHARS: Final = 600
-
-Beat = dict[str, Any]
 
 
 def detect(run: Run, params: Params) -> Diagnosis:
     """Name who keeps the others waiting; nothing where steps go on."""
-    beats = latest(run)
+    beats = latest_heartbeats(run)
     if not beats:
         return Diagnosis()
     newest_ns = max(beat["time_ns"] for rows in beats.values() for beat in rows)
@@ -39,31 +38,14 @@ def detect(run: Run, params: Params) -> Diagnosis:
     age_of: dict[tuple[int, int], float] = {}
     for rank, rows in fresh.items():
         for beat in rows:
-            numbered = beat["group"] is not None and beat["seq"] is not None
-            if numbered and beat["op"] not in _DIRECT:
-                place = (beat["group"], beat["seq"])
+            place = meeting_of(beat)
+            if place is not None:
                 waiting.setdefault(place, set()).add(rank)
                 age_of[place] = max(age_of.get(place, 0.0), beat["age_s"] or 0.0)
     stuck = {place: ranks for place, ranks in waiting.items() if age_of[place] >= params["stuck_s"]}
     if not stuck:
         return Diagnosis()
     return Diagnosis(findings=tuple(_judge(run, params, fresh, stuck, age_of)))
-
-
-def latest(run: Run) -> dict[int, list[Beat]]:
-    """Rank → its latest heartbeat (a row a collective), of ranks whose step has not ended since."""
-    ended = {
-        int(rank): run.ordinals_A[run.present_AR[:, index]].max(initial=-1)
-        for index, rank in enumerate(run.ranks_R.tolist())
-    }
-    found: dict[int, list[Beat]] = {}
-    for beat in run.heartbeats.to_pylist():
-        rows = found.setdefault(beat["rank"], [])
-        if rows and beat["time_ns"] > rows[0]["time_ns"]:
-            rows.clear()
-        if not rows or beat["time_ns"] == rows[0]["time_ns"]:
-            rows.append(beat)
-    return {rank: rows for rank, rows in found.items() if rows[0]["ordinal"] > ended.get(rank, -1)}
 
 
 def _judge(

@@ -8,19 +8,11 @@ and never stretches one.
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 monotonic_ns = time.perf_counter_ns  # CLOCK_MONOTONIC on Linux
 """What every event is stamped with."""
 
 thread_cpu_ns = time.thread_time_ns
-
-
-class Anchor(Protocol):
-    """Tells how far Unix time is ahead of the monotonic clock."""
-
-    def __call__(self) -> int:
-        """Nanoseconds to add to a monotonic time."""
 
 
 def wall_offset_ns() -> int:

@@ -48,6 +48,7 @@ __all__ = [
     "SUDDEN",
     "WARM_UP_STEPS",
     "Abstention",
+    "Beat",
     "Comparison",
     "Diagnosis",
     "Event",
@@ -72,12 +73,14 @@ __all__ = [
     "lasting",
     "lasting_or_sudden",
     "lateness",
+    "latest_heartbeats",
     "lowest_mean",
     "luck_of_fastest_quarter",
     "luck_of_slowest",
     "make_finding",
     "make_run_finding",
     "median_over",
+    "meeting_of",
     "name_ranks",
     "name_run_ranks",
     "own_time",
@@ -404,3 +407,33 @@ def step_growth_s(run: Run, over_A: NDArray[np.bool_]) -> float | None:
         return None
     growth = median_over(step_A[over_A], axis=0) - median_over(before, axis=0)
     return float(growth) if np.isfinite(growth) else None
+
+
+Beat = dict[str, Any]
+"""A row of HEARTBEATS."""
+
+_DIRECT: Final = ("send", "recv", "isend", "irecv")
+"""Between two ranks: their count is of the pair, so that a group has many at once."""
+
+
+def latest_heartbeats(run: Run) -> dict[int, list[Beat]]:
+    """Rank → its latest heartbeat (a row a collective), of ranks whose step has not ended since."""
+    ended = {
+        int(rank): run.ordinals_A[run.present_AR[:, index]].max(initial=-1)
+        for index, rank in enumerate(run.ranks_R.tolist())
+    }
+    found: dict[int, list[Beat]] = {}
+    for beat in run.heartbeats.to_pylist():
+        rows = found.setdefault(beat["rank"], [])
+        if rows and beat["time_ns"] > rows[0]["time_ns"]:
+            rows.clear()
+        if not rows or beat["time_ns"] == rows[0]["time_ns"]:
+            rows.append(beat)
+    return {rank: rows for rank, rows in found.items() if rows[0]["ordinal"] > ended.get(rank, -1)}
+
+
+def meeting_of(beat: Beat) -> tuple[int, int] | None:
+    """(group, count) of the collective that a rank is in; None in none, or between two ranks."""
+    if beat["group"] is None or beat["seq"] is None or beat["op"] in _DIRECT:
+        return None
+    return beat["group"], beat["seq"]

@@ -53,8 +53,6 @@ _PLACES: Final = 24
 
 State = Literal["slower", "faster", "same", "unsure"]
 
-OWN: Final = ("own work", "data wait", "garbage collection", "between steps")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
 
-SLOWEST_SHARE: Final = 0.03
-"""Share of workers, rounded up, that M_W heals (equation 5)."""
+SLOWEST_PERCENT: Final = 3
+"""Of the workers, rounded up: what M_W heals (equation 5)."""
 
 _STEPS: Final = 24
 """Steps that a table is made from, spread over the run."""
@@ -228,7 +228,11 @@ def parts_of(run: Run, ideal: Ideal) -> list[WhatIf]:
     numbers = run.ranks_R[worst].tolist()
     in_R = np.isin(np.arange(run.ranks_R.size), worst)
     who = f"rank {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} ranks"
-    rows = [ideal.heal(nodes_of(run, graph, in_R), f"slowest 3 % of workers ({who})", numbers)]
+    rows = [
+        ideal.heal(
+            nodes_of(run, graph, in_R), f"slowest {SLOWEST_PERCENT} % of workers ({who})", numbers
+        )
+    ]
     stage_R = None if run.places is None else run.places.get("pp")
     stages = [] if stage_R is None else np.unique(stage_R).tolist()
     for stage in stages if len(stages) > 1 else []:
@@ -260,7 +264,7 @@ def slowest_workers(run: Run, ideal: Ideal) -> Ints:
     data-parallel rank: one replay for each of those, not one for each worker.
     """
     ranks = run.ranks_R.size
-    count = -(-ranks * 3 // 100)
+    count = -(-ranks * SLOWEST_PERCENT // 100)
     places = run.places or {}
 
     def slowdown_of(in_R: Bools) -> float:

@@ -133,11 +133,6 @@ class Run:
         code = int(self.trace_code_AR[step, rank])
         return None if code < 0 else self.trace_ids[code]
 
-    def rank_index(self, ranks: Sequence[int]) -> Ints:
-        """Indices of rank numbers that are in this run."""
-        index: Ints = np.flatnonzero(np.isin(self.ranks_R, np.asarray(ranks)))
-        return index
-
 
 @dataclass(slots=True)
 class _Rows:

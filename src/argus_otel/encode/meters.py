@@ -108,7 +108,7 @@ class Meters:
                 value=count,
                 start_ns=start_ns,
                 time_ns=now_ns,
-                attributes={"cause": cause},
+                attributes={names.METRIC_ATTRIBUTE_CAUSE: cause},
             )
             for cause, count in drops.items()
         ]

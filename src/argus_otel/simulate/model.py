@@ -36,7 +36,6 @@ PHASES: Final = ("between", "data.wait", "forward", "backward", "optimizer.step"
 _BETWEEN, _DATA, _FORWARD, _BACKWARD, _OPTIMIZER = range(len(PHASES))
 _LINEAR_SHARE: Final = 0.7
 """Of a pass's compute, what grows with the tokens; the rest (attention) grows with their square."""
-_CPU_SHARE: Final = 0.95
 _WARM_UP: Final = (3.0, 2.0, 1.5)
 
 

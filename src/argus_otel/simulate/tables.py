@@ -46,6 +46,8 @@ DEVICES_EVERY: Final = 5
 """Steps between device rows of healthy ranks."""
 _BYTES_PER_OPERATION: Final = 7
 """Signature, arrival difference and duration of an operation at most, packed, for the jobs here."""
+_CPU_SHARE_BESIDE_GPU: Final = 0.4
+"""Of busy time: the host launches, and waits for the device without a core."""
 _OPS_SEND: Final = "send"
 
 
@@ -222,7 +224,7 @@ class TableMaker:
             "step_s": step_s,
             "between_s": pick("between_R"),
             "busy_s": busy_s,
-            "cpu_s": np.maximum(own_cpu, 0) * (1.0 if not c.gpu else 0.4),
+            "cpu_s": np.maximum(own_cpu, 0) * (_CPU_SHARE_BESIDE_GPU if c.gpu else 1.0),
             "run_delay_s": pick("run_delay_R"),
             "data_wait_s": pick("data_wait_R"),
             "gc_s": pick("gc_R"),

@@ -91,7 +91,6 @@ _MOST_ROWS: Final = MAX_SYNC_BYTES // 3
 
 _VECTOR = 0
 _FOLDED = 1
-_VERSION_PACKED: Final = pack((VERSION,))
 
 
 @dataclass(slots=True, kw_only=True)
