@@ -150,9 +150,8 @@ def _progress() -> Iterator[Callable[[int], None]]:
     """Bytes read so far, where somebody watches."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("Converting"), DownloadColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as shown:
+    console.quiet = not console.is_terminal  # older versions of rich end with an empty line
+    with Progress(*columns, console=console, transient=True, disable=console.quiet) as shown:
         task = shown.add_task("", total=None)
         yield lambda read: shown.advance(task, read)
 

@@ -244,8 +244,10 @@ def _truth(
 
 def _with_progress(blocks: Iterator[RunTables], steps: int, *, quiet: bool) -> Iterator[RunTables]:
     console = Console(stderr=True)
-    quiet = quiet or not console.is_terminal
-    with Progress(console=console, transient=True, disable=quiet) as progress:
+    # A disabled bar of older versions of rich still ends with an empty line; a quiet console prints
+    # nothing.
+    console.quiet = quiet or not console.is_terminal
+    with Progress(console=console, transient=True, disable=console.quiet) as progress:
         task = progress.add_task("simulating", total=steps)
         for block in blocks:
             yield block
