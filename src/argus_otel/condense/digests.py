@@ -58,6 +58,7 @@ def make_digest(
         sync=_NO_SYNC
         if step.collectives is None
         else _sync_columns(step.collectives, step.start_ns, groups, pause),
+        kernels=step.kernels,
         group_info=group_info,
     )
 

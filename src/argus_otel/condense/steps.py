@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from argus_otel.condense.operations import Operations
     from argus_otel.wire.events import Event, Events
+    from argus_otel.wire.sketch import Sketch
 
     Phase = tuple[int, int, int]
     """Start and end in nanoseconds; index into ``PHASES``, or ``len(PHASES)`` + index of a user's
@@ -113,6 +114,8 @@ class StepRecord:
     raised: list[tuple[int, int]]
     """Index and time of each uncaught exception."""
     work: dict[str, float]
+    kernels: Sketch | None = None
+    """Durations of the step's kernels; None without a GPU."""
 
 
 def condense_step(

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    AttributeValue = str | int | float | bool | Sequence[str]
+    from argus_otel.wire.sketch import Sketch
+
+    AttributeValue = str | int | float | bool | Sequence[str] | Sequence[int]
 
     # Readers get arrays; ``Any``, because writers may hand in lists of integers instead.
     Column = NDArray[np.int64] | Any
@@ -180,6 +182,8 @@ class StepDigest:
     ends_captured: bool = False
     phases: PhaseColumns
     sync: SyncColumns
+    kernels: Sketch | None = None
+    """Kernel durations by (name, stream, phase); None without a GPU."""
     group_info: tuple[str, ...] = ()
     """``key|description|rank ranges`` of each group; on the first step that has it, then rarely."""
 
@@ -210,6 +214,10 @@ def encode_digest(digest: StepDigest) -> dict[str, AttributeValue]:
     if len(packed) > MAX_SYNC_BYTES and sync.count is None:
         packed = _pack_sync(fold_sync(sync))
     _put_packed(attributes, names.ARGUS_DIGEST_SYNC, packed)
+    if digest.kernels is not None:
+        from argus_otel.wire.kernels import pack_kernels  # where there is no GPU, never loaded
+
+        attributes.update(pack_kernels(digest.kernels, digest.phases.names))
     return attributes
 
 
@@ -250,13 +258,19 @@ def decode_digest(
         if isinstance(value, int | float):
             msg = f"{name} is not a list of strings: {value!r}"
             raise ValueError(msg)  # noqa: TRY004 - damaged input, as this function's caller sees it
-        return tuple(value)
+        return tuple(map(str, value))
 
     ordinal, rank = whole(names.ARGUS_STEP_ORDINAL), whole(names.DL_RANK)
     if ordinal is None or rank is None:
         msg = f"a digest needs {names.ARGUS_STEP_ORDINAL} and {names.DL_RANK}"
         raise ValueError(msg)
     keep = attributes.get(names.ARGUS_KEEP)
+    kernels = None
+    if names.ARGUS_DIGEST_KERNELS in attributes:
+        from argus_otel.wire.kernels import read_kernels
+
+        phases = PHASES + strings(names.ARGUS_PHASE_NAMES)
+        kernels = read_kernels(attributes, strings(names.ARGUS_KERNEL_NAMES), phases)
     return StepDigest(
         ordinal=ordinal,
         rank=rank,
@@ -284,6 +298,7 @@ def decode_digest(
             _get_packed(attributes, names.ARGUS_DIGEST_PHASES), strings(names.ARGUS_PHASE_NAMES)
         ),
         sync=_read_sync(_get_packed(attributes, names.ARGUS_DIGEST_SYNC)),
+        kernels=kernels,
         group_info=strings(names.ARGUS_GROUPS),
     )
 

@@ -26,6 +26,9 @@ Layout 1, all values unsigned base-128 integers; rows by (name, stream, phase), 
 Name and phase are indices into dictionaries that travel beside (names rarely, phases as those of
 the digest); phase is 0 where unknown.
 
+In tables a row is a sketch by itself: the same layout with n = 1, and name, stream and phase 0, for
+columns beside it say them. ``pack_rows`` and ``read_rows`` make and read millions of those.
+
 A reader of a newer version must keep reading this one.
 
 Shape legend: G = rows, E = filled buckets over all rows, N = durations, K = buckets there are.
@@ -43,7 +46,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import numpy as np
 
 from argus_otel.wire.digest import PHASES
-from argus_otel.wire.varints import decode_uvarints, pack, unzigzag
+from argus_otel.wire.varints import decode_uvarints, encode_uvarints, pack, unzigzag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,6 +77,10 @@ _ROUNDING: Final = 1e-12
 
 _MOST_PACKED: Final = 1 << 40
 """No count, code or stream on the wire is larger."""
+
+_ROW_HEAD: Final = 7
+"""Numbers before the buckets of a packed row: version, error, n, name, stream, phase + 1, buckets."""
+_ROW_FILLED: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -199,17 +206,12 @@ def sketch_durations(
     _check_codes(name_N, 0, len(names), "name")
     _check_codes(phase_N, -1, len(phases), "phase")
     _check_codes(stream_N, 0, _MOST_PACKED, "stream")
-    within_N = np.clip(duration_N, 0, MOST_NS)
-    buckets = _buckets(error_per_mille)
-    within_N = np.clip(duration_N, 0, MOST_NS)
-    bucket_N = np.searchsorted(buckets.high_ns, within_N)
-    low_N = buckets.low_ns[bucket_N]
-    width_N = buckets.high_ns[bucket_N] - low_N
+    bucket_N, place_N = places_of(duration_N, error_per_mille)
     return _fold(
         (name_N, stream_N, phase_N),
         bucket_N,
-        np.ones_like(within_N),
-        (2 * _LAST_PLACE * (within_N - low_N) + width_N) // np.maximum(2 * width_N, 1),
+        np.ones_like(bucket_N),
+        place_N,
         names=tuple(names),
         phases=tuple(phases),
         error_per_mille=error_per_mille,
@@ -394,9 +396,7 @@ def decode_sketch(data: bytes, names: Sequence[str], phases: Sequence[str] = PHA
     ):
         msg = "packed sketch has its rows out of order"
         raise ValueError(msg)
-    if bool(((place_sum < 0) | (place_sum > _LAST_PLACE * count)).any()):
-        msg = "packed sketch has durations outside of their bucket"
-        raise ValueError(msg)
+    _check_places(place_sum, count)
     return Sketch(
         names=tuple(names),
         phases=tuple(phases),
@@ -408,6 +408,167 @@ def decode_sketch(data: bytes, names: Sequence[str], phases: Sequence[str] = PHA
         count=count,
         place_sum=place_sum,
         error_per_mille=error_per_mille,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """What rows hold, whatever they are of: buckets row by row, in each upwards."""
+
+    filled: Ints
+    """Shape [G]; buckets of each row, 1 or more."""
+    bucket: Ints
+    """Shape [E]."""
+    count: Ints
+    """Shape [E]."""
+    place_sum: Ints
+    """Shape [E]."""
+    error_per_mille: int = ERROR_PER_MILLE
+
+
+def places_of(duration_ns: ArrayLike, error_per_mille: int = ERROR_PER_MILLE) -> tuple[Ints, Ints]:
+    """Bucket of each duration, and its place in it.
+
+    Args:
+        duration_ns: Whole nanoseconds, any shape.
+        error_per_mille: Of the sketch.
+
+    Returns:
+        Two arrays of that shape.
+    """
+    within = np.clip(np.asarray(duration_ns, dtype=np.int64), 0, MOST_NS)
+    buckets = _buckets(error_per_mille)
+    bucket = np.searchsorted(buckets.high_ns, within)
+    low = buckets.low_ns[bucket]
+    width = buckets.high_ns[bucket] - low
+    return bucket, (2 * _LAST_PLACE * (within - low) + width) // np.maximum(2 * width, 1)
+
+
+def pack_rows(rows: Rows) -> tuple[NDArray[np.uint8], Ints]:
+    """Pack each row as a sketch by itself.
+
+    Returns:
+        The bytes of all, and where each row's begin and end, shape [G + 1].
+
+    Cost:
+        Service. About 0.5 µs a row of two buckets.
+    """
+    filled, first = rows.filled, np.cumsum(rows.filled) - rows.filled
+    step = np.diff(rows.bucket, prepend=0) - 1
+    step[first] = rows.bucket[first]
+    off = rows.place_sum - _MIDDLE_PLACE * rows.count
+    several = rows.count >= _COUNT_CODES
+    extra = _sums(several.astype(np.int64), first)
+    width = _ROW_HEAD + 2 * filled + extra
+    begin = np.cumsum(width) - width
+    numbers = np.zeros(int(width.sum()), dtype=np.int64)
+    numbers[begin], numbers[begin + 1], numbers[begin + 2] = VERSION, rows.error_per_mille, 1
+    numbers[begin + _ROW_FILLED] = filled
+    at = np.arange(rows.bucket.size) + np.repeat(begin + _ROW_HEAD - first, filled)
+    numbers[at] = _COUNT_CODES * step + np.minimum(rows.count, _COUNT_CODES) - 1
+    numbers[at + np.repeat(filled + extra, filled)] = (off << 1) ^ (off >> 63)
+    extra_first = np.cumsum(extra) - extra
+    at = np.arange(int(extra.sum())) + np.repeat(begin + _ROW_HEAD + filled - extra_first, extra)
+    numbers[at] = rows.count[several] - _COUNT_CODES
+    data, ends = encode_uvarints(numbers)
+    return data, np.append(0, ends[begin + width - 1])
+
+
+def read_rows(data: bytes, offsets: Ints) -> Rows:
+    """Read rows that ``pack_rows`` has packed.
+
+    Args:
+        data: The bytes of all.
+        offsets: Where each row's begin and end, shape [G + 1], from 0.
+
+    Raises:
+        ValueError: Damaged, of a version that this reader does not know, or of several errors.
+
+    Cost:
+        Service. About 0.5 µs a row of two buckets.
+    """
+    size = offsets.size - 1
+    if size < 1:
+        nothing = np.empty(0, dtype=np.int64)
+        return Rows(filled=nothing, bucket=nothing, count=nothing, place_sum=nothing)
+    values = decode_uvarints(data)
+    # A number ends with a byte below 128; before each row lie as many numbers as such bytes.
+    ended = np.cumsum(np.frombuffer(data, dtype=np.uint8) < 0x80)
+    bounds = np.append(0, ended[np.maximum(offsets[1:] - 1, 0)])
+    begin, width = bounds[:-1], np.diff(bounds)
+    if int(width.min()) < _ROW_HEAD or int(values.max()) >= _MOST_PACKED:
+        msg = "packed sketch is cut short, or has a number that is too large"
+        raise ValueError(msg)
+    numbers = values.astype(np.int64)
+    if bool((numbers[begin] != VERSION).any()) or bool((numbers[begin + 2] != 1).any()):
+        msg = f"packed sketch is no single row of layout version {VERSION}"
+        raise ValueError(msg)
+    error = int(numbers[begin[0] + 1])
+    if bool((numbers[begin + 1] != error).any()):
+        msg = "sketches of different errors cannot be compared"
+        raise ValueError(msg)
+    buckets = _buckets(error)
+    filled = numbers[begin + _ROW_FILLED]
+    extra = width - _ROW_HEAD - 2 * filled
+    if bool(((filled < 1) | (filled > buckets.size) | (extra < 0)).any()):
+        msg = "packed sketch is cut short, or has a row without buckets"
+        raise ValueError(msg)
+    first = np.cumsum(filled) - filled
+    at = np.arange(int(filled.sum())) + np.repeat(begin + _ROW_HEAD - first, filled)
+    coded = numbers[at]
+    count = coded % _COUNT_CODES + 1
+    several = count == _COUNT_CODES
+    if bool((_sums(several.astype(np.int64), first) != extra).any()):
+        msg = "packed sketch has more, or fewer, counts than buckets"
+        raise ValueError(msg)
+    off = unzigzag(values[at + np.repeat(filled + extra, filled)])
+    extra_first = np.cumsum(extra) - extra
+    at = np.arange(int(extra.sum())) + np.repeat(begin + _ROW_HEAD + filled - extra_first, extra)
+    count[several] += numbers[at]
+    row = np.repeat(np.arange(size), filled)
+    bucket = _bucket_of(coded // _COUNT_CODES, first, row, buckets.size)
+    place_sum = off + _MIDDLE_PLACE * count
+    _check_places(place_sum, count)
+    return Rows(
+        filled=filled, bucket=bucket, count=count, place_sum=place_sum, error_per_mille=error
+    )
+
+
+def sketch_of_rows(
+    rows: Rows,
+    name: ArrayLike,
+    stream: ArrayLike,
+    phase: ArrayLike,
+    *,
+    names: Sequence[str],
+    phases: Sequence[str] = PHASES,
+) -> Sketch:
+    """One sketch of many rows; those of one key are added up.
+
+    Args:
+        rows: Shape [G].
+        name: Shape [G], index into ``names``.
+        stream: Shape [G], 0 or more.
+        phase: Shape [G], index into ``phases``, -1 where unknown.
+        names: What ``name`` points into.
+        phases: What ``phase`` points into.
+
+    Raises:
+        ValueError: A code is outside of its dictionary.
+    """
+    columns = [np.asarray(column, dtype=np.int64) for column in (name, stream, phase)]
+    _check_codes(columns[0], 0, len(names), "name")
+    _check_codes(columns[1], 0, _MOST_PACKED, "stream")
+    _check_codes(columns[2], -1, len(phases), "phase")
+    name_E, stream_E, phase_E = (np.repeat(column, rows.filled) for column in columns)
+    return _fold(
+        (name_E, stream_E, phase_E),
+        rows.bucket,
+        rows.count,
+        rows.place_sum,
+        names=tuple(names),
+        phases=tuple(phases),
+        error_per_mille=rows.error_per_mille,
     )
 
 
@@ -515,6 +676,12 @@ def _bucket_of(step: Ints, starts: Ints, row: Ints, width: int) -> Ints:
         msg = "packed sketch names a bucket that is not there"
         raise ValueError(msg)
     return bucket
+
+
+def _check_places(place_sum: Ints, count: Ints) -> None:
+    if bool(((place_sum < 0) | (place_sum > _LAST_PLACE * count)).any()):
+        msg = "packed sketch has durations outside of their bucket"
+        raise ValueError(msg)
 
 
 def _check_codes(code: Ints, least: int, size: int, what: str) -> None:

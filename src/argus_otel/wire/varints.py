@@ -103,6 +103,34 @@ def _large_varint(value: int) -> bytes:
     return varint(min(max(value, 0), _MOST))
 
 
+def encode_uvarints(values: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Numbers of 0 and more back to back, a whole array at a time.
+
+    Args:
+        values: Shape [N].
+
+    Returns:
+        The bytes, and for each number where its bytes end, shape [N].
+
+    Cost:
+        Service. About 0.03 µs a number; beyond some hundred it is faster than ``pack``.
+    """
+    length = np.ones(values.size, dtype=np.int64)
+    largest = int(values.max(initial=0))
+    for shift in range(7, 63, 7):
+        if largest >> shift == 0:
+            break
+        length += values >> shift > 0
+    ends = np.cumsum(length)
+    data = np.empty(int(ends[-1]) if ends.size else 0, dtype=np.uint8)
+    at, rest, left = ends - length, values, length - 1
+    while at.size:
+        data[at] = (rest & 0x7F) | np.where(left > 0, 0x80, 0)
+        more = np.flatnonzero(left)
+        at, rest, left = at[more] + 1, rest[more] >> 7, left[more] - 1
+    return data, ends
+
+
 def decode_uvarints(data: bytes) -> NDArray[np.uint64]:
     """Decode every integer in ``data``.
 
