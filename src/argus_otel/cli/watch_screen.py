@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from argus_otel.detect.statistics import median_over
-from argus_otel.report.view import numbered, seconds, since_of, title_of
+from argus_otel.report.view import numbered, onset_of, seconds, title_of
 from argus_otel.report.wording import counted
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def screen_of(look: Look) -> RenderableType:
         table.add_row(
             Text(title_of(finding), style=_COLOUR[finding.severity]),
             "all ranks" if everybody else numbered(finding.ranks),
-            since_of(finding).removesuffix(", still going on").removeprefix("since "),
+            onset_of(finding),
             finding.summary,
         )
     return Group(*parts, Text(""), table)

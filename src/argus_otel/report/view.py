@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _MOST_OF_A_LIST: Final = 8
 _TITLES: Final = {"regression_unexplained": "steps slower than before"}
 
+_MOST_STEPS_SHARE: Final = 0.9
+"""From so many of its steps on a finding is said to act in every step."""
+
 _UNIT: Final = re.compile(r"(?<=[a-z0-9])_(bytes_per_s|bytes|s|share|ratio)(?=_|$)")
 
 _NOT_A_MEASUREMENT: Final = {
@@ -148,52 +151,91 @@ def _on_hosts(hosts: Sequence[str]) -> str:
 
 
 def since_of(finding: Finding) -> str:
-    """``since step 30, still going on`` or ``step 30 to 59``."""
-    at_latest = "" if finding.onset.exact else " or before"
+    """``since step 30, still so at step 99`` or ``step 30 to 59, over now``."""
+    onset = onset_of(finding)
     if finding.state == "open":
-        return f"since step {finding.onset.step}{at_latest}, still going on"
+        # Whether the job still runs is not known: the last step seen is what can be said.
+        later = finding.last_step > finding.onset.step
+        return (
+            f"since step {onset}, still so at {f'step {finding.last_step}' if later else 'the end'}"
+        )
     end = f" to {finding.last_step}" if finding.last_step != finding.onset.step else ""
-    return f"step {finding.onset.step}{at_latest}{end}, over now"
+    return f"step {onset}{end}, over now"
+
+
+def onset_of(finding: Finding) -> str:
+    """``30`` or ``30 or before``."""
+    return f"{finding.onset.step}{'' if finding.onset.exact else ' or before'}"
 
 
 def cost_of(finding: Finding) -> str:
     """What it costs, in one sentence."""
     parts = []
+    over = finding.state != "open"
     lost_s = float(finding.evidence.get("lost_s_per_step", 0.0))
     if lost_s <= 0 and not finding.cost_gpu_hours:
-        return "no time so far"
+        return "no time" if over else "no time so far"
     if finding.step_slowdown is not None:
-        parts.append(
-            f"{seconds(lost_s)} of every {seconds(float(finding.evidence.get('step_s', 0.0)))} step "
-            f"on all ranks: training runs {finding.step_slowdown:.2f} times as long"
-        )
+        times = f"{finding.step_slowdown:.3g} times as long"
+        affected = int(finding.evidence.get("steps_affected", 0))
+        stretch_steps = finding.last_step - finding.onset.step + 1
+        if 0 < affected < _MOST_STEPS_SHARE * stretch_steps:
+            each = f"{seconds(lost_s)} in each of {counted(affected, 'step')} on all ranks"
+            parts.append(f"{each}: such a step takes {times}")
+        else:
+            step_s = seconds(float(finding.evidence.get("step_s", 0.0)))
+            runs = "ran" if over else "runs"
+            parts.append(
+                f"{seconds(lost_s)} of every {step_s} step on all ranks: training {runs} {times}"
+            )
     if finding.cost_gpu_hours is not None:
         unit = finding.evidence.get("cost_unit", "GPU-hours")
         cost = f"{finding.cost_gpu_hours:.2g}"
-        parts.append(f"{cost} {unit.removesuffix('s') if cost == '1' else unit} so far")
+        unit = unit.removesuffix("s") if cost == "1" else unit
+        parts.append(f"{cost} {unit} {'in all' if over else 'so far'}")
     return "; ".join(parts)
 
 
 def why_of(finding: Finding, most: int | None = 3) -> list[str]:
     """The evidence as short phrases, most telling first.
 
+    A quantity whose reference is known is said with it, and with their ratio: ``own work 101 ms
+    instead of 62 ms (1.62 times)``.
+
     Args:
         finding: Its evidence names quantities with their units (``own_work_s``, ``cpu_ratio``).
         most: Leave out what comes after so many; None for all.
     """
     phrases = []
-    for name, value in finding.evidence.items():
+    evidence = finding.evidence
+    numbers = {name: float(value) for name, value in evidence.items() if _is_measured(name, value)}
+    for name, value in evidence.items():
         if "_s_by_" in name and isinstance(value, list) and len(value) <= _MOST_OF_A_LIST:
             phrases.append(_listed_phrase(name, value))
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if name not in numbers:
             continue
-        if name not in _NOT_A_MEASUREMENT:
-            phrases.append(_phrase(name, float(value)))
+        number = numbers.pop(name)
+        phrase = _phrase(name, number)
+        reference = numbers.pop(f"reference_{name}", None)
+        if reference is not None:
+            phrase += f" instead of {_quantity(name, reference)}"
+            ratio = numbers.pop(f"{name.removesuffix('_s')}_ratio", None)
+            phrase += f" ({ratio:.3g} times)" if ratio is not None else ""
+        for whose in ("others", "middle_rank"):
+            theirs = numbers.pop(f"{name}_of_{whose}", None)
+            if theirs is not None:
+                phrase += f" ({whose.replace('_', ' ')}: {_quantity(name, theirs)})"
+        phrases.append(phrase)
     phrases = phrases if most is None else phrases[:most]
     over, window = finding.evidence.get("steps_over"), finding.evidence.get("steps_in_window")
     if over is not None and window is not None:
         phrases.append(f"in {over} of {counted(window, 'step')}")
     return phrases
+
+
+def _is_measured(name: str, value: object) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and name not in _NOT_A_MEASUREMENT
 
 
 def stack_of(finding: Finding) -> list[str]:
@@ -218,6 +260,12 @@ def _phrase(name: str, value: float) -> str:
         return f"{name.replace('_', ' ')} {value:g}"
     words = (name[: match.start()] + name[match.end() :]).replace("_", " ")
     return f"{words} {_with_unit(value, match[1])}"
+
+
+def _quantity(name: str, value: float) -> str:
+    """``69 ms``: the value alone, in the unit that the name has."""
+    match = _UNIT.search(name)
+    return f"{value:g}" if match is None else _with_unit(value, match[1])
 
 
 def _with_unit(value: float, unit: str) -> str:

@@ -62,7 +62,9 @@ def test_the_text_says_who_since_when_what_it_costs_and_what_to_do(tmp_path, wri
 
     text = text_of(view_of(tmp_path, ui_url="http://jaeger:16686/"))
 
-    assert "CRITICAL  compute straggler: rank 2 on host-1, since step 30, still going on" in text
+    assert (
+        "CRITICAL  compute straggler: rank 2 on host-1, since step 30, still so at step 79" in text
+    )
     assert "its 3 peers" in text
     assert "do now" in text
     assert "http://jaeger:16686/trace/" in text

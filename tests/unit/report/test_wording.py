@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -11,12 +12,27 @@ from argus_otel.cli.demo import Fault, outcome_of
 from argus_otel.report.html import render_html
 from argus_otel.report.silence import Unjudged, paragraph
 from argus_otel.report.text import print_view
-from argus_otel.report.view import why_of
+from argus_otel.report.view import cost_of, why_of
 from argus_otel.report.wording import counted, listed, stretch
 from argus_otel.store.opening import open_store
 from argus_otel.tables.findings import Finding, Onset
 
 _ONE_OF_MANY = re.compile(r"\b1 (?:rank|step|span|fault|digest|verdict)s\b")
+
+
+FINDING = Finding(
+    detector="slow_steps",
+    cause="regression_unexplained",
+    ranks=(),
+    first_step=1,
+    last_step=2,
+    onset=Onset(step=1, exact=True),
+    severity="info",
+    slowdown=1.0,
+    summary="",
+    next_step="",
+    evidence={},
+)
 
 
 @pytest.mark.parametrize(
@@ -50,21 +66,47 @@ def test_a_noun_follows_its_number(text, expected):
     ],
 )
 def test_evidence_has_its_unit_and_no_raw_name(name, value, phrase):
-    finding = Finding(
-        detector="slow_steps",
-        cause="regression_unexplained",
-        ranks=(),
-        first_step=1,
-        last_step=2,
-        onset=Onset(step=1, exact=True),
-        severity="info",
-        slowdown=1.0,
-        summary="",
-        next_step="",
-        evidence={name: value},
+    assert why_of(replace(FINDING, evidence={name: value})) == [phrase]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "phrases"),
+    [
+        (
+            {"own_work_s": 0.101, "reference_own_work_s": 0.0624, "own_work_ratio": 1.62},
+            ["own work 101 ms instead of 62.4 ms (1.62 times)"],
+        ),
+        (
+            {"data_wait_share": 0.6, "data_wait_share_of_others": 0.01, "data_wait_s": 0.1},
+            ["data wait 60% (others: 1%)", "data wait 100 ms"],
+        ),
+        ({"pass_s": 0.1, "reference_pass_s": 0.02}, ["pass 100 ms instead of 20 ms"]),
+    ],
+    ids=["with its ratio", "of others", "without a ratio"],
+)
+def test_a_quantity_is_said_with_its_reference(evidence, phrases):
+    """One phrase, not three for the reader to put together."""
+    assert why_of(replace(FINDING, evidence=evidence)) == phrases
+
+
+@pytest.mark.parametrize(
+    ("state", "affected", "said"),
+    [
+        ("open", 60, "1 s of every 2 s step on all ranks: training runs 2 times as long; 3 GPU-hours so far"),
+        ("ended", 60, "1 s of every 2 s step on all ranks: training ran 2 times as long; 3 GPU-hours in all"),
+        ("open", 4, "1 s in each of 4 steps on all ranks: such a step takes 2 times as long; 3 GPU-hours so far"),
+    ],
+    ids=["open", "ended", "four of sixty steps"],
+)  # fmt: skip
+def test_the_cost_is_that_of_the_steps_that_have_it(state, affected, said):
+    """A save in each twentieth step does not make training 15 times as long."""
+    evidence = {"lost_s_per_step": 1.0, "step_s": 2.0, "steps_affected": affected}
+
+    finding = replace(
+        FINDING, evidence=evidence, state=state, step_slowdown=2.0, cost_gpu_hours=3.0, last_step=60
     )
 
-    assert why_of(finding) == [phrase]
+    assert cost_of(finding) == said
 
 
 def test_a_demo_without_a_fault_does_not_find_one():
