@@ -31,13 +31,15 @@ _log = logging.getLogger(__name__)
 
 STEP_TABLES: Final = ("steps", "collectives", "micro_batches", "devices", "events", "heartbeats")
 """Tables whose rows belong to a step: each block brings its own."""
+LATE_TABLES: Final = ("kernels",)
+"""As those; of interest only when something has been found, so that no block that is read has them."""
 
 _GROUP_ROWS: Final = 1_000_000
 """A row group holds about so many rows, and a step at the least: 100 MB in memory."""
 
 _PLAIN: Final = frozenset(
     {"step_s", "between_s", "busy_s", "cpu_s", "start_ns", "arrival_s", "duration_s"}
-    | {"last_arrival_s", "min_duration_s", "start_s", "time_ns", "memory_bytes"}
+    | {"last_arrival_s", "min_duration_s", "start_s", "time_ns", "memory_bytes", "sketch"}
 )
 """Columns with as many values as rows: a dictionary would be built, and given up at its limit."""
 _NESTED: Final = ("phases.list.element.name", "boundary_counts.list.element.group")
@@ -134,7 +136,7 @@ class _Writer:
             if not kept or not (rows is kept[-1] or rows.equals(kept[-1])):
                 kept.append(rows)
         self._count(block.steps)
-        for table in STEP_TABLES:
+        for table in (*STEP_TABLES, *LATE_TABLES):
             rows = getattr(block, table)
             if rows.num_rows:
                 self._write(table, rows)

@@ -26,7 +26,15 @@ _SMALL_TABLES: Final = ("ranks", "groups")
 """Later rows supersede earlier ones there, so that only neighbours may be merged: all of them."""
 
 
-_BY_STEP: Final = ("steps", "collectives", "events", "micro_batches", "devices", "heartbeats")
+_BY_STEP: Final = (
+    "steps",
+    "collectives",
+    "events",
+    "micro_batches",
+    "devices",
+    "heartbeats",
+    "kernels",
+)
 
 
 def compact(dataset: Dataset, *, files_per_size: int = FILES_PER_SIZE, final: bool = False) -> None:

@@ -18,7 +18,12 @@ from argus_otel.store.jaeger_client import JaegerClient
 from argus_otel.store.jaeger_pages import read_pages
 from argus_otel.store.origins import merge_origins
 from argus_otel.store.span_table import spans_table
-from argus_otel.store.tables import collectives_table, ranks_table, steps_table
+from argus_otel.store.tables import (
+    collectives_table,
+    kernels_table,
+    ranks_table,
+    steps_table,
+)
 from argus_otel.tables.schemas import RunSummary, RunTables
 from argus_otel.wire import ids, scopes
 
@@ -43,6 +48,9 @@ _AHEAD_NS: Final = 3600 * 10**9
 
 _OPERATIONS: Final = (names.SPAN_RANK_STEP, names.SPAN_RANK_START)
 """What is searched for: a run has steps, or at least ranks that came up."""
+
+_LATE: Final = {"kernels": kernels_table}
+"""How each table that is read for a finding alone is made."""
 
 _MARGIN_NS: Final = 10**9
 _MAX_BY_ID: Final = 512
@@ -104,6 +112,24 @@ class JaegerStore:
         """See ``Store.blocks``: one block, for a job that Jaeger's API suits fits in memory."""
         del columns  # a digest comes whole
         yield self.read(run)
+
+    def rows(
+        self,
+        run: RunSummary,
+        table: str,
+        steps: tuple[int, int],
+        ranks: Sequence[int] | None = None,
+    ) -> pa.Table:
+        """See ``Store.rows``."""
+        spans = (span for span in self._spans_of(run, steps) if span.origin.run == run.run)
+        wanted = None if ranks is None else frozenset(ranks)
+        received = [
+            item
+            for item in read_digests(spans).received
+            if steps[0] <= item.digest.ordinal < steps[1]
+            and (wanted is None or item.digest.rank in wanted)
+        ]
+        return _LATE[table](received)
 
     def spans(self, run: RunSummary, steps: tuple[int, int] | None = None) -> pa.Table:
         """See ``Store.spans``."""

@@ -20,7 +20,7 @@ from argus_otel.tables.schemas import RunTables
 from argus_otel.wire import scopes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from argus_otel.store.dataset import Manifest
@@ -86,6 +86,23 @@ class ParquetStore:
                 return reading[0].block(window, columns)
 
             yield read_consistently(folder, read)
+
+    def rows(
+        self,
+        run: RunSummary,
+        table: str,
+        steps: tuple[int, int],
+        ranks: Sequence[int] | None = None,
+    ) -> pa.Table:
+        """See ``Store.rows``."""
+        folder = self._folder_of(run)
+        wanted = in_window(*steps)
+        if ranks is not None:
+            wanted &= pc.field("rank").isin(pa.array(ranks, pa.int32()))
+        found = read_consistently(
+            folder, lambda manifest: read_files(folder, manifest, table, filters=wanted)
+        )
+        return sorted_rows(table, found)
 
     def spans(self, run: RunSummary, steps: tuple[int, int] | None = None) -> pa.Table:
         """See ``Store.spans``."""

@@ -72,6 +72,26 @@ class Store(Protocol):
         """
         ...
 
+    def rows(
+        self,
+        run: RunSummary,
+        table: str,
+        steps: tuple[int, int],
+        ranks: Sequence[int] | None = None,
+    ) -> pa.Table:
+        """Some rows of a table, sorted, for what a finding is about.
+
+        Args:
+            run: From ``runs`` or ``resolve``.
+            table: ``kernels``, which no other call here reads.
+            steps: First ordinal, and the one after the last.
+            ranks: Of these; None for all.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        ...
+
     def spans(self, run: RunSummary, steps: tuple[int, int] | None = None) -> pa.Table:
         """Every stored span of some steps, as ``tables.SPANS``, to draw timelines from.
 

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
     from argus_otel.store.spans import Span
 
-_PACKED = (names.ARGUS_DIGEST_PHASES, names.ARGUS_DIGEST_SYNC)
+_PACKED = (
+    names.ARGUS_DIGEST_PHASES,
+    names.ARGUS_DIGEST_SYNC,
+    names.ARGUS_DIGEST_KERNELS,
+    names.ARGUS_KERNEL_NAMES,
+)
 
 
 def spans_table(spans: Sequence[Span], *, unpacked: Collection[str] = ()) -> pa.Table:

@@ -6,6 +6,8 @@ of all digests, K = (digest, point-to-point channel) pairs.
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from argus_otel.store.sequences import sequence_numbers
-from argus_otel.tables.schemas import COLLECTIVES, RANKS, STEPS
+from argus_otel.tables.kernels import rows_of, sketch_column
+from argus_otel.tables.schemas import COLLECTIVES, KERNELS, RANKS, STEPS
 from argus_otel.wire.digest import OPS, PHASES
+from argus_otel.wire.kernels import REST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -98,6 +102,40 @@ def collectives_table(received: Sequence[Received]) -> pa.Table:
         "min_duration_s": _least(syncs),
     }
     return _table(COLLECTIVES, columns, digest_C.size)
+
+
+def kernels_table(received: Sequence[Received]) -> pa.Table:
+    """One row a (name, stream, phase) of each digest, in the order given.
+
+    Args:
+        received: Digests of one run; many have no kernels.
+    """
+    rows = []
+    sketches = []
+    for item in received:
+        sketch = item.digest.kernels
+        if sketch is None or not sketch.name.size:
+            continue
+        sketches.append(sketch)
+        of_digest = {
+            "run": item.origin.run,
+            "attempt": item.origin.attempt,
+            "ordinal": item.digest.ordinal,
+            "rank": item.digest.rank,
+        }
+        # What was folded is of no one stream.
+        rows += [
+            {**of_digest, "name": name, "stream": None if name == REST else stream, "phase": phase}
+            for name, stream, phase in sketch.labels()
+        ]
+    if not rows:
+        return KERNELS.empty_table()
+    packed = [
+        sketch_column(rows_of(list(alike)))
+        for _, alike in groupby(sketches, key=attrgetter("error_per_mille"))
+    ]
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    return _table(KERNELS, {**columns, "sketch": pa.concat_arrays(packed)}, len(rows))
 
 
 def ranks_table(origins: Iterable[Origin]) -> pa.Table:

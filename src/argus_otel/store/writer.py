@@ -15,7 +15,12 @@ from argus_otel.store.groups import groups_table, read_group
 from argus_otel.store.origins import merge_origins, origins_of
 from argus_otel.store.seen import SeenSteps
 from argus_otel.store.span_table import spans_table
-from argus_otel.store.tables import collectives_table, ranks_table, steps_table
+from argus_otel.store.tables import (
+    collectives_table,
+    kernels_table,
+    ranks_table,
+    steps_table,
+)
 from argus_otel.tables.schemas import RunSummary
 
 if TYPE_CHECKING:
@@ -167,6 +172,7 @@ class _RunWriter:
             {
                 "steps": steps_table(received),
                 "collectives": collectives_table(received),
+                "kernels": kernels_table(received),
                 "ranks": ranks_table(changed),
                 "groups": groups_table(run, attempt, groups),
                 "spans": spans_table(spans, unpacked=self._unpacked(spans, damaged)),

@@ -153,6 +153,19 @@ DEVICES = _schema(
 this device has shown; ``throttle_reasons`` are joined by commas, empty for none. A rank that reports
 only every few steps has rows for those."""
 
+KERNELS = _schema(
+    ("run", pa.string(), False),
+    ("attempt", pa.int32(), False),
+    ("ordinal", pa.int64(), False),
+    ("rank", pa.int32(), False),
+    ("name", pa.string(), False),
+    ("stream", pa.int64(), True),
+    ("phase", pa.string(), True),
+    ("sketch", pa.binary(), False),
+)
+"""Durations of a step's kernels: a row each of the largest (name, stream, phase), and one of the
+rest, without stream and phase. ``sketch`` is read by ``wire.sketch``."""
+
 HEARTBEATS = _schema(
     ("run", pa.string(), False),
     ("attempt", pa.int32(), False),
@@ -205,6 +218,9 @@ class RunTables:
     micro_batches: pa.Table = field(default_factory=MICRO_BATCHES.empty_table)
     devices: pa.Table = field(default_factory=DEVICES.empty_table)
     heartbeats: pa.Table = field(default_factory=HEARTBEATS.empty_table)
+    kernels: pa.Table = field(default_factory=KERNELS.empty_table)
+    """From who makes a run; a store leaves it empty, for it is the largest table by far, and is asked
+    for the few rows that a finding needs (``Store.rows``)."""
     damaged_digests: int = 0
     """Digests that were received but could not be read, so have no row."""
 

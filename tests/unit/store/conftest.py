@@ -16,11 +16,11 @@ from argus_otel.testing.otlp import digest_request, example_digest, resource_of
 def job_spans() -> Callable[..., list[Span]]:
     """Spans of some steps of a small data-parallel job, as a store receives them."""
 
-    def make(steps=range(3), ranks=range(4), **resource: Any) -> list[Span]:
+    def make(steps=range(3), ranks=range(4), digest=example_digest, **resource: Any) -> list[Span]:
         world_size = resource.pop("world_size", 4)
         spans: list[Span] = []
         for rank in ranks:
-            digests = [example_digest(ordinal, rank) for ordinal in steps]
+            digests = [digest(ordinal, rank) for ordinal in steps]
             identity = resource_of(rank, world_size=world_size, **resource)
             spans += read_request(digest_request(digests, identity))
         return spans

@@ -23,6 +23,7 @@ from argus_otel.tables.schemas import (
     EVENTS,
     GROUPS,
     HEARTBEATS,
+    KERNELS,
     MICRO_BATCHES,
     RANKS,
     STEPS,
@@ -31,7 +32,9 @@ from argus_otel.tables.schemas import (
 )
 
 RUN = "00c0ffee00c0ffee"
-TABLES = [field.name for field in fields(RunTables) if field.name != "damaged_digests"]
+TABLES = [
+    field.name for field in fields(RunTables) if field.name not in ("damaged_digests", "kernels")
+]
 
 
 def rows(schema, *given):
@@ -43,6 +46,7 @@ def rows(schema, *given):
         pa.uint64(): 0,
         pa.int32(): 0,
         pa.int64(): 0,
+        pa.binary(): b"",
     }
     fixed = {"run": RUN, "attempt": 0}
     made = []
@@ -118,6 +122,40 @@ def test_a_run_comes_back_as_it_was_written(tmp_path):
     assert store.runs() == [written]
     assert (written.steps, written.ranks_seen, written.world_size) == (3, 2, 2)
     assert (written.first_ns, written.last_ns) == (1_000_000_000, 3_750_000_000)
+
+
+def test_kernels_are_read_for_the_ranks_and_steps_asked_for_alone(tmp_path):
+    """The largest table by far: whoever reads steps does not read it."""
+    given = [
+        replace(
+            block(*ordinals),
+            kernels=rows(
+                KERNELS,
+                *(
+                    {"ordinal": o, "rank": r, "name": name, "stream": 7, "sketch": b"\x01"}
+                    for o in ordinals
+                    for r in range(2)
+                    for name in ("gemm", "attention")
+                ),
+            ),
+        )
+        for ordinals in ((0, 1), (2, 3))
+    ]
+    write_run(tmp_path, SUMMARY, given)
+    store = ParquetStore(tmp_path)
+    run = store.resolve("night")
+
+    read = store.rows(run, "kernels", (1, 3), [1])
+
+    everything = joined(given, "kernels")
+    wanted = [o in (1, 2) and r == 1 for o, r in zip(
+        everything["ordinal"].to_pylist(), everything["rank"].to_pylist(), strict=True
+    )]  # fmt: skip
+    assert read.equals(everything.filter(pa.array(wanted)))
+    assert store.rows(run, "kernels", (0, 4)).equals(everything)
+    assert store.rows(run, "kernels", (4, 9)).num_rows == 0
+    assert store.read(run).kernels.num_rows == 0
+    assert all(part.kernels.num_rows == 0 for part in store.blocks(run))
 
 
 def test_dictionaries_are_written_as_the_strings_they_stand_for(tmp_path):

@@ -7,6 +7,8 @@ from datetime import datetime
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
+import numpy as np
+import pyarrow.compute as pc
 import pytest
 
 from argus_otel._runtime.errors import StoreError
@@ -15,7 +17,10 @@ from argus_otel.store.jaeger import JaegerStore
 from argus_otel.store.parquet import ParquetStore
 from argus_otel.store.spans import Span
 from argus_otel.store.writer import ParquetWriter
-from argus_otel.testing.otlp import NONCE
+from argus_otel.tables.kernels import read_sketch_column
+from argus_otel.testing.otlp import NONCE, example_digest
+from argus_otel.wire.kernels import MAX_KEYS, REST
+from argus_otel.wire.sketch import sketch_durations
 
 START_NS = 1_800_000_000_000_000_000
 NOW_NS = START_NS + 3600 * 10**9
@@ -215,6 +220,39 @@ def test_a_run_reads_the_same_as_from_the_embedded_store(tmp_path, job_spans, op
     expected = parquet.read(parquet.resolve("latest"))
     for name in ("ranks", "steps", "collectives", "groups", "events"):
         assert getattr(tables, name).equals(getattr(expected, name)), name
+
+
+def test_kernels_read_the_same_as_from_the_embedded_store(tmp_path, job_spans, opened):
+    """Of every digest that has some; a rank without a GPU has none."""
+
+    def digest(ordinal, rank):
+        durations = np.arange(5_000, 9_000, 50) * (rank + 1)
+        name = np.arange(durations.size) % 10  # two more than have a row of their own
+        kernels = sketch_durations(
+            durations, name, np.full(name.size, 7), np.full(name.size, 2),
+            names=[f"kernel_{code}" for code in range(10)],
+        )  # fmt: skip
+        return example_digest(ordinal, rank, kernels=kernels if rank else None)
+
+    spans = job_spans(steps=range(4), digest=digest)
+    with ParquetWriter(tmp_path) as writer:
+        writer.write(spans[: len(spans) // 2])
+        writer.write(spans[len(spans) // 2 :])
+    parquet = ParquetStore(tmp_path)
+    store = opened(FakeJaeger(spans))
+
+    kernels = store.rows(store.resolve("latest"), "kernels", (1, 3))
+
+    assert kernels.equals(parquet.rows(parquet.resolve("latest"), "kernels", (1, 3)))
+    assert kernels.num_rows == 2 * 3 * (MAX_KEYS + 1)
+    rest = kernels.filter(pc.field("name") == REST)
+    assert rest["stream"].null_count == rest["phase"].null_count == rest.num_rows
+    assert set(kernels["phase"].to_pylist()) == {"forward", None}
+    one = store.rows(store.resolve("latest"), "kernels", (2, 3), [3])
+    rows = read_sketch_column(one["sketch"])
+    assert rows.count.sum() == 80
+    attributes = parquet.spans(parquet.resolve("latest"))["attributes"].to_pylist()
+    assert not any("kernel" in text for text in attributes)
 
 
 def test_blocks_are_the_whole_run(job_spans, opened):
