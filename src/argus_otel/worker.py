@@ -85,6 +85,7 @@ _LOSSES: Final = (
     "worker",
     "phase_names_full",
     "exceptions_full",
+    "compilations_full",
     "user_spans_full",
     "group_info_too_long",
     "collective_hook",
@@ -94,6 +95,7 @@ _LOSSES: Final = (
     "scaler_hook",
     "data_hook",
     "exception_hook",
+    "compilation_hook",
     "user_phase",
 )
 """Faults that cost a record each. Others (a nonce that was not shared, a signal's hook that could

@@ -14,7 +14,7 @@ from argus_otel.settings import Settings
 from argus_otel.testing import InMemoryReceiver
 from argus_otel.wire import events, scopes
 from argus_otel.wire.digest import OPS
-from argus_otel.wire.identity import Identity, UncaughtException
+from argus_otel.wire.identity import Compilation, Identity, UncaughtException
 from argus_otel.worker import Worker
 
 REGISTRY = load_registry()
@@ -22,6 +22,7 @@ MS = 1_000_000
 
 # OpenTelemetry's own names, which our registry does not repeat.
 OF_OPENTELEMETRY = {
+    "code.function.name": str,
     "error.type": str,
     "code.stacktrace": str,
     "exception.message": str,
@@ -77,6 +78,11 @@ def record_a_job_with_everything(recorder):
             append(events.PHASE, at * MS, (at + 1) * MS, recorder.phase_index("rollout"), 0, 0, 0)
             for kind in range(len(events.WORK_KINDS)):
                 append(events.WORK, at * MS, 0, kind, 8, 0, 0)
+            recorder.record_compilation(
+                Compilation(function="forward", reason="0/0: a size mismatch"),
+                (at + 5) * MS,
+                (at + 8) * MS,
+            )
             recorder.record_exception(
                 UncaughtException(type_name="OSError", frames=("a.py:1 f",), message="no")
             )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from argus_otel.condense.steps import StepRecord
     from argus_otel.wire.digest import StepDigest
     from argus_otel.wire.events import Event
-    from argus_otel.wire.identity import Group, Identity, UncaughtException
+    from argus_otel.wire.identity import Compilation, Group, Identity, UncaughtException
 
 _GROUP_INFO_EVERY: Final = 32
 """Steps between repeats of the groups' members, for readers that start in the middle."""
@@ -40,6 +40,7 @@ class Tables(Protocol):
     groups: list[Group]
     phase_names: list[str]
     exceptions: list[UncaughtException]
+    compilations: list[Compilation]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class Condenser:
         self._capacity = capacity
         self._keep = KeepRule(baseline_ratio)
         self._ratio = baseline_ratio
-        self._timeline = Timeline(tables.groups, tables.phase_names)
+        self._timeline = Timeline(tables.groups, tables.phase_names, tables.compilations)
         self._pending = Events()
         self._identity: Identity | None = None
         self._before: Boundary | None = None
@@ -245,7 +246,7 @@ class Condenser:
             step.ordinal,
             (step.end_ns - step.start_ns) * 1e-9,
             step.longest_gc_ns * 1e-9,
-            exception=bool(step.raised),
+            odd=bool(step.raised or step.compilations),
         )
         digest = make_digest(
             step,

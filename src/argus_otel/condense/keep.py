@@ -1,6 +1,6 @@
 """Which steps' timelines are worth keeping: each rank says it, the Collector does it for all.
 
-In this order: ``event`` (an uncaught exception, a long GC pause), ``slow`` (against this rank's
+In this order: ``event`` (an uncaught exception, a compilation, a long GC pause), ``slow`` (against this rank's
 own recent steps), ``baseline`` (a sample that all ranks agree on).
 """
 
@@ -54,7 +54,7 @@ class KeepRule:
         step_s: float,
         longest_gc_s: float,
         *,
-        exception: bool,
+        odd: bool,
     ) -> str | None:
         """Why to keep this step, or None.
 
@@ -63,13 +63,13 @@ class KeepRule:
             ordinal: The step.
             step_s: Its duration in seconds.
             longest_gc_s: Its longest garbage collection in seconds.
-            exception: Whether an exception went uncaught in it.
+            odd: Whether an exception went uncaught in it, or something was compiled.
         """
         self._seen += 1
         slow = self._is_slow(step_s)
         if not slow:
             self._recent_s.append(step_s)
-        if exception or longest_gc_s >= max(MIN_GC_PAUSE_S, GC_SHARE_OF_STEP * step_s):
+        if odd or longest_gc_s >= max(MIN_GC_PAUSE_S, GC_SHARE_OF_STEP * step_s):
             return EVENT
         if slow and self._slow < max(1.0, MAX_SLOW_SHARE * self._seen):
             self._slow += 1

@@ -113,6 +113,8 @@ class StepRecord:
     """Collections of garbage inside the step."""
     raised: list[tuple[int, int]]
     """Index and time of each uncaught exception."""
+    compilations: list[Event]
+    """All since the boundary before, evaluation's too."""
     work: dict[str, float]
     kernels: Sketch | None = None
     """Durations of the step's kernels; None without a GPU."""
@@ -146,6 +148,7 @@ def condense_step(
     user_phases: list[Phase] = []
     pauses: list[Event] = []
     raised: list[tuple[int, int]] = []
+    compilations: list[Event] = []
     work: dict[str, float] = {}
     numbers: list[int] = []  # five of each collective
     kinds = batch.kinds
@@ -174,6 +177,8 @@ def condense_step(
                 work[name] = work.get(name, 0.0) + event[4]
             elif kind == events.EXCEPTION:
                 raised.append((event[3], event[1]))
+            elif kind == events.COMPILATION:
+                compilations.append(event)
         if layout.collective_count:
             numbers.extend(layout.collectives.unpack_from(stretch.raw))
     _, marked_ns, mark, ordinal, iteration, cpu_ns, run_delay_ns = batch.at(-1)
@@ -241,6 +246,7 @@ def condense_step(
         collectives=columns,
         pauses=pauses,
         raised=raised,
+        compilations=compilations,
         work=work,
     )
 

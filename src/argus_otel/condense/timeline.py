@@ -1,7 +1,7 @@
 """The timeline of each step: at most 32 spans a rank, whatever the step holds.
 
-Phases first (folded by name where there are many), then pauses and the collectives: one span
-for each (group, operation, phase), and the slowest few by themselves.
+Phases first (folded by name where there are many), then what was compiled, pauses, and the
+collectives: one span for each (group, operation, phase), and the slowest few by themselves.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
     from argus_otel.condense.steps import Collectives, StepRecord
     from argus_otel.wire.events import Event
-    from argus_otel.wire.identity import Group, Identity, UncaughtException
+    from argus_otel.wire.identity import Compilation, Group, Identity, UncaughtException
 
-MAX_PHASE_SPANS: Final = 14
-MAX_GC_SPANS: Final = 4
-MAX_FOLDED_SPANS: Final = 9
+MAX_PHASE_SPANS: Final = 13
+MAX_COMPILATION_SPANS: Final = 3
+MAX_GC_SPANS: Final = 3
+MAX_FOLDED_SPANS: Final = 8
 MAX_SLOWEST_SPANS: Final = 3
 MAX_EXCEPTION_SPANS: Final = 2
 """All together ``ids.TIMELINE_SPANS_PER_RANK``."""
@@ -32,6 +33,8 @@ MIN_GC_SPAN_NS: Final = 1_000_000
 """Shorter collections are in the digest's sum and not worth a span."""
 
 _MAX_SHAPES: Final = 512
+
+_OTHER_FUNCTIONS: Final = "other functions"
 
 _EXCEPTION_ID = 1 << 20  # apart from the counters of the same step
 
@@ -49,10 +52,17 @@ class Timeline:
     Args:
         groups: The process's table, which only grows.
         phase_names: Likewise.
+        compilations: Likewise.
     """
 
-    def __init__(self, groups: Sequence[Group], phase_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        phase_names: Sequence[str],
+        compilations: Sequence[Compilation],
+    ) -> None:
         self._groups = groups
+        self._compilations = compilations
         self._phase_names = phase_names
         self._shapes: dict[tuple[object, ...], SpanShape] = {}
 
@@ -80,6 +90,8 @@ class Timeline:
         """
         made = _Spans(trace_id, step_id, span_ids, wall_offset_ns)
         self._add_phases(made, step)
+        if step.compilations:
+            self._add_compilations(made, step.compilations)
         if step.longest_gc_ns >= MIN_GC_SPAN_NS:
             _add_pauses(made, step.pauses)
         if step.collectives is not None:
@@ -131,6 +143,41 @@ class Timeline:
                 ),
             )
         return shape
+
+    # -- compilation --------------------------------------------------------------------------
+
+    def _add_compilations(self, made: _Spans, rows: Sequence[Event]) -> None:
+        """What was compiled, by function and in order of the time that it took.
+
+        Where there are more functions than places, the last span is of all the others.
+        """
+        by_function: dict[str, list[Event]] = {}
+        for row in rows:
+            by_function.setdefault(self._compilations[row[3]].function, []).append(row)
+        longest = sorted(by_function.values(), key=_total_ns, reverse=True)
+        folded = longest[:MAX_COMPILATION_SPANS]
+        for others in longest[MAX_COMPILATION_SPANS:]:
+            folded[-1] = folded[-1] + others
+        for mine in folded:
+            what = self._compilations[mine[0][3]]
+            name = what.function
+            if any(self._compilations[row[3]].function != name for row in mine):
+                name = _OTHER_FUNCTIONS
+            shape = SpanShape(
+                scopes.TIMELINE,
+                names.SPAN_COMPILATION,
+                {"code.function.name": name}
+                | ({names.ARGUS_COMPILATION_REASON: what.reason} if what.reason else {}),
+                ints=(names.ARGUS_FOLD_COUNT,),
+                doubles=(names.ARGUS_FOLD_DURATION,),
+            )
+            made.add(
+                shape,
+                made.step_id,
+                min([row[1] for row in mine]),
+                max([row[2] for row in mine]),
+                (len(mine), _total_ns(mine) * 1e-9),
+            )
 
     # -- collectives --------------------------------------------------------------------------
 
@@ -263,6 +310,10 @@ class _Spans:
             )
         )
         return span_id
+
+
+def _total_ns(rows: Sequence[Event]) -> int:
+    return sum([row[2] - row[1] for row in rows])
 
 
 def _add_pauses(made: _Spans, pauses: Sequence[Event]) -> None:

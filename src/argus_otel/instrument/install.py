@@ -10,6 +10,7 @@ import wrapt
 
 from argus_otel._runtime.clock import monotonic_ns
 from argus_otel.instrument.framework.collectives import Collectives, instrument_waits
+from argus_otel.instrument.framework.compilation import instrument_compilation
 from argus_otel.instrument.framework.optimizers import (
     instrument_grad_scaler,
     instrument_optimizers,
@@ -115,6 +116,11 @@ class Instrumentation:
                 "ddp",
                 "torch.nn.parallel.distributed",
                 lambda module: instrument_ddp(module, patches, sink, steps, timer, forward),
+            ),
+            (
+                "compilation",
+                "torch._dynamo.callback",
+                lambda module: instrument_compilation(module, patches, sink, steps),
             ),
             (
                 "fsdp",

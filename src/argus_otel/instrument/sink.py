@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from argus_otel._runtime.faults import FaultLog
-    from argus_otel.wire.identity import Identity, UncaughtException
+    from argus_otel.wire.identity import Compilation, Identity, UncaughtException
 
 
 class Plan(Protocol):
@@ -55,6 +55,9 @@ class Sink(Protocol):
 
     def phase_index(self, name: str) -> int:
         """Index of a user's phase name; -1 when there are too many."""
+
+    def record_compilation(self, compiled: Compilation, began_ns: int, ended_ns: int) -> None:
+        """Note that the training thread compiled."""
 
     def record_exception(self, exception: UncaughtException) -> None:
         """Note an uncaught exception."""

@@ -15,7 +15,7 @@ from argus_otel._runtime.clock import monotonic_ns
 from argus_otel.record.capture import CapturePlan
 from argus_otel.record.ring import EventRing
 from argus_otel.wire import events, ids
-from argus_otel.wire.identity import Group, Identity, UncaughtException
+from argus_otel.wire.identity import Compilation, Group, Identity, UncaughtException
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _MAX_EXCEPTIONS = 16
 _MAX_PHASE_NAMES = 256
 _MAX_NAME_CHARACTERS = 100
+_MAX_COMPILATIONS = 1024
+_MAX_REASON_CHARACTERS = 300
 _START_AGAIN_NS = 10_000_000_000
 
 
@@ -43,6 +45,7 @@ class Recorder:
     groups: list[Group] = field(default_factory=list)
     phase_names: list[str] = field(default_factory=list)
     exceptions: list[UncaughtException] = field(default_factory=list)
+    compilations: list[Compilation] = field(default_factory=list)
     _phase_indices: dict[str, int] = field(default_factory=dict)
     _members: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     _twins: Counter[tuple[str, tuple[int, ...], int]] = field(default_factory=Counter)
@@ -132,6 +135,22 @@ class Recorder:
             index = self._phase_indices[name] = len(self.phase_names) - 1
             return index
 
+    def record_compilation(self, compiled: Compilation, began_ns: int, ended_ns: int) -> None:
+        """Note that the training thread compiled."""
+        with self._lock:
+            if len(self.compilations) >= _MAX_COMPILATIONS:
+                self.faults.report("compilations_full")
+                return
+            first_line = compiled.reason.partition("\n")[0]
+            self.compilations.append(
+                Compilation(
+                    function=_clean_name(compiled.function),
+                    reason=first_line and _clean_name(first_line, _MAX_REASON_CHARACTERS),
+                )
+            )
+            index = len(self.compilations) - 1
+        self.ring.append(events.COMPILATION, began_ns, ended_ns, index, 0, 0, 0)
+
     def record_exception(self, exception: UncaughtException) -> None:
         """Note an exception that nobody caught."""
         with self._lock:
@@ -143,11 +162,11 @@ class Recorder:
         self.ring.append(events.EXCEPTION, monotonic_ns(), 0, index, 0, 0, 0)
 
 
-def _clean_name(name: object) -> str:
+def _clean_name(name: object, characters: int = _MAX_NAME_CHARACTERS) -> str:
     """Text that every exporter can encode, whatever the user has called a phase."""
     try:
-        text = str(name)[:_MAX_NAME_CHARACTERS]
+        text = str(name)[:characters]
     except Exception:  # noqa: BLE001 - the user's own __str__
-        text = type(name).__name__[:_MAX_NAME_CHARACTERS]
+        text = type(name).__name__[:characters]
     # A lone surrogate is no character, and UTF-8 has no bytes for it.
     return text.encode("utf-8", "replace").decode("utf-8") or "phase"

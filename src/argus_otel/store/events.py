@@ -1,4 +1,4 @@
-"""Events (GC pauses, exceptions) from timeline spans, placed in the steps they happened in."""
+"""Events (GC pauses, compilation, exceptions) from timeline spans, placed in the steps they happened in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from argus_otel.tables.schemas import RunSummary
 
-KINDS: Final = (names.SPAN_GC, names.SPAN_EXCEPTION)
+KINDS: Final = (names.SPAN_GC, names.SPAN_COMPILATION, names.SPAN_EXCEPTION)
 """Timeline spans that are events; the others are phases and collectives, which digests hold."""
 
 _STEPS_AHEAD: Final = 16
@@ -53,7 +53,7 @@ def events_table(spans: pa.Table, steps: pa.Table, run: RunSummary) -> pa.Table:
                 "kind": span["name"],
                 "name": _name(span["name"], attributes),
                 "start_s": (span["start_ns"] - start_ns) * 1e-9,
-                "duration_s": (span["end_ns"] - span["start_ns"]) * 1e-9,
+                "duration_s": _duration_s(span, attributes),
                 "detail": _detail(span, attributes),
             }
         )
@@ -150,14 +150,27 @@ def read_nonce(run: RunSummary) -> bytes | None:
         return None
 
 
+def _duration_s(span: dict[str, Any], attributes: dict[str, Any]) -> float:
+    """Of several that are one span: their sum, and not the time from the first to the last."""
+    folded = attributes.get(names.ARGUS_FOLD_DURATION)
+    if isinstance(folded, float):
+        return folded
+    return float(span["end_ns"] - span["start_ns"]) * 1e-9
+
+
 def _name(kind: str, attributes: dict[str, Any]) -> str:
     if kind == names.SPAN_GC:
         generation = attributes.get(names.ARGUS_GC_GENERATION)
         return kind if generation is None else f"generation {generation}"
+    if kind == names.SPAN_COMPILATION:
+        return str(attributes.get("code.function.name") or kind)
     return str(attributes.get("exception.type") or attributes.get("error.type") or kind)
 
 
 def _detail(span: dict[str, Any], attributes: dict[str, Any]) -> str | None:
+    if span["name"] == names.SPAN_COMPILATION:
+        reason = attributes.get(names.ARGUS_COMPILATION_REASON)
+        return None if reason is None else str(reason)
     message = attributes.get("exception.message") or span["status_message"]
     stack = attributes.get("code.stacktrace") or attributes.get("exception.stacktrace")
     said = [str(part) for part in (message, stack) if part]

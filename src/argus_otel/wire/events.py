@@ -18,6 +18,7 @@ STEP_END     end, rule | flags  ordinal            iteration or NONE; CPU ns; ru
 EXCEPTION    time, 0            index in a table
 IDENTITY     time, 0            index of identity
 WORK         time, 0            kind of work       amount
+COMPILATION  begin, end         index in a table
 ============ ================== ================== =============================================
 """
 
@@ -50,6 +51,7 @@ STEP_END: Final = 10
 EXCEPTION: Final = 11
 IDENTITY: Final = 12
 WORK: Final = 13
+COMPILATION: Final = 14
 
 NONE: Final = -(1 << 62)
 """Not known, where 0 could be a value."""

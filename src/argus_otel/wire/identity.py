@@ -52,6 +52,15 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """What was compiled, as events refer to it by index."""
+
+    function: str
+    reason: str
+    """The guard that failed, in torch's words; empty for a first compilation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UncaughtException:
     """What of an exception enters a span: the type and the frames; the message only if asked."""
 

@@ -47,6 +47,7 @@ class Job:
     )
     phase_names: list[str] = field(default_factory=list)
     exceptions: list = field(default_factory=list)
+    compilations: list = field(default_factory=list)
     rows: list[tuple[int, ...]] = field(default_factory=list)
     ordinal: int = 0
     counts: int = 0

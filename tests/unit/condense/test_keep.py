@@ -10,8 +10,8 @@ from argus_otel.wire import ids
 STEP_S = 0.100
 
 
-def decide(rule, identity, ordinal=0, step_s=STEP_S, gc_s=0.0, *, exception=False):
-    return rule.decide(identity, ordinal, step_s, gc_s, exception=exception)
+def decide(rule, identity, ordinal=0, step_s=STEP_S, gc_s=0.0, *, odd=False):
+    return rule.decide(identity, ordinal, step_s, gc_s, odd=odd)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def rule(identity):
 
 def test_an_uncaught_exception_keeps_its_step(rule, identity):
     """Whatever its duration."""
-    assert decide(rule, identity, exception=True) == "event"
+    assert decide(rule, identity, odd=True) == "event"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from torch._dynamo import convert_frame
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
+
+from argus_otel.semconv import names
+from argus_otel.wire import ids
 
 BATCH = torch.ones(4, 8)
 
@@ -116,3 +120,69 @@ def test_no_function_of_ours_is_ever_compiled(alone, model):
 
     assert codes != []
     assert ours == []
+
+
+def compilations_of(traced):
+    """(step, function, reason, seconds) of each compilation's span."""
+    ordinals = [digest.ordinal for digest in traced.digests()]
+    spans = [span for part in traced.parts for span in part.shaped]
+    by_trace = {ids.step_trace_id(b"12345678", 0, ordinal, 0): ordinal for ordinal in ordinals}
+    return [
+        (
+            by_trace[span.trace_id],
+            span.shape.constants["code.function.name"],
+            span.shape.constants.get(names.ARGUS_COMPILATION_REASON, ""),
+            span.values[1],
+        )
+        for span in spans
+        if span.shape.name == names.SPAN_COMPILATION
+    ]
+
+
+def test_a_recompilation_is_told_with_its_function_and_reason(traced, model):
+    """In the step that it fell into; also after the user has reset Dynamo, which drops callbacks."""
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", dynamic=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for rows in (4, 4, 5, 5):
+        compiled(torch.ones(rows, 8)).sum().backward()
+        optimizer.step()
+
+    first, second = compilations_of(traced)
+
+    assert (first[:3], second[:2]) == ((0, "Sequential.forward", ""), (2, "Sequential.forward"))
+    assert "expected 4, actual 5" in second[2]
+    assert 0 < second[3] < traced.digests()[2].step_s
+    assert [digest.keep for digest in traced.digests()] == ["event", None, "event", None]
+
+
+def test_what_another_thread_compiles_is_no_stall_of_the_training_thread(traced, model):
+    """A thread that evaluates keeps nobody waiting."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, optimizer.step, steps=1)
+    compiled = torch.compile(torch.nn.Linear(8, 8), backend="eager")
+    thread = threading.Thread(target=lambda: compiled(BATCH))
+    thread.start()
+    thread.join()
+    train(model, optimizer, optimizer.step, steps=1)
+
+    assert compilations_of(traced) == []
+
+
+def test_text_of_the_user_in_a_guard_is_not_told(traced):
+    """A guard on a string says what the string was."""
+
+    @torch.compile(backend="eager")
+    def label(rows, name):
+        return rows + (1 if name == "patient-7" else 2)
+
+    weights = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(weights.parameters(), lr=0.1)
+    for name in ("patient-7", "patient-8"):
+        label(BATCH, name)
+        train(weights, optimizer, optimizer.step, steps=1)
+
+    reasons = [reason for _, _, reason, _ in compilations_of(traced)]
+
+    assert reasons[1]
+    assert "patient" not in " ".join(reasons)

@@ -421,7 +421,7 @@ def test_pauses_and_exceptions_become_events_of_their_step(tmp_path, job_spans):
 
     write(tmp_path, [pause, fatal], [pause], job_spans())
 
-    assert set(KINDS) == {"gc", "exception"}
+    assert set(KINDS) == {"gc", "compilation", "exception"}
     assert latest(tmp_path).events.to_pylist() == [
         {
             "run": NONCE,
