@@ -152,7 +152,7 @@ def _job(fault: Fault, ranks: int, steps: int, culprit: int, from_step: int) -> 
 
 @contextmanager
 def _beside_receiver(job: _Job, store: Path) -> Iterator[str]:
-    job.run(lambda command, environ: run_local(command, environ, store, quiet=True))
+    job.run(lambda command, environ: run_local(command, environ, str(store), quiet=True))
     yield str(store)
 
 

@@ -16,7 +16,7 @@ from argus_otel._runtime.errors import ConfigError, StoreError
 from argus_otel.detect.definition import load_detectors
 from argus_otel.report.links import check_ui_url
 from argus_otel.store.dataset import MANIFEST
-from argus_otel.store.opening import default_store, local_folder, open_store, read_headers
+from argus_otel.store.opening import local_folder, named_store, open_store, read_headers
 from argus_otel.store.parquet import ParquetStore
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def opened(store: str | None, header: Sequence[str] | None) -> tuple[Store, str]
         ConfigError: Not such an address or header.
         StoreError: It is not there, or not a store.
     """
-    url = store or default_store()
+    url = named_store(store)
     source = open_store(url, read_headers(header or ()))
     if isinstance(source, ParquetStore):
         _refuse_foreign(local_folder(url.removeprefix("parquet:").removeprefix("//")))

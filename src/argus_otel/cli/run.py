@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,7 +38,8 @@ def run(
         typer.Option("--local", help="Receive the telemetry here and keep it in --store."),
     ] = False,
     store: Annotated[
-        Path | None, typer.Option(help="With --local: the folder. Default: argus-store.")
+        str | None,
+        typer.Option(help="With --local: the folder. Default: ARGUS_STORE, else ./argus-store."),
     ] = None,
 ) -> None:
     """Run a command with its training processes traced.
@@ -66,32 +66,33 @@ def run(
         if store is not None:
             raise ConfigError(
                 "argus run --store",
-                got=f"{str(store)!r} without --local",
+                got=f"{store!r} without --local",
                 expected="--local, which keeps the telemetry in that folder",
                 fix="Add --local, or drop --store to send to a Collector.",
             )
         become(found, environ)
-    raise typer.Exit(run_local(found, environ, store or Path("argus-store")))
+    raise typer.Exit(run_local(found, environ, store))
 
 
 def run_local(
-    command: list[str], environ: dict[str, str], store: Path, *, quiet: bool = False
+    command: list[str], environ: dict[str, str], store: str | None, *, quiet: bool = False
 ) -> int:
     """Run a command beside an embedded receiver; a finished store when it returns.
 
     Args:
         command: With its program's full path.
         environ: From ``traced_environment``; the endpoint is set here.
-        store: Folder of the store.
+        store: Folder of the store; None for the one that `argus detect` reads by default.
         quiet: Do not say what arrived.
 
     Returns:
         The command's exit code.
 
     Raises:
-        ArgusError: The packages of a store are not installed.
+        ArgusError: The packages of a store are not installed, or the store is no folder.
     """
     try:
+        from argus_otel.store.opening import local_folder, named_store
         from argus_otel.store.receiver import Receiver
         from argus_otel.store.writer import ParquetWriter
     except ModuleNotFoundError as error:
@@ -102,7 +103,8 @@ def run_local(
             fix="Install them: pip install 'argus-otel[service]'",
         ) from error
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with ParquetWriter(store) as writer, Receiver(writer, port=0) as receiver:
+    folder = local_folder(named_store(store))
+    with ParquetWriter(folder) as writer, Receiver(writer, port=0) as receiver:
         for name in [name for name in environ if name.startswith("OTEL_EXPORTER_OTLP_")]:
             del environ[name]  # a stray header or protocol would keep the job from reaching us
         environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.endpoint
@@ -111,9 +113,9 @@ def run_local(
         spans = receiver.counts["spans"]
     if quiet:
         return code
-    console.print(f"argus: {counted(spans, 'span')} in {store}", markup=False)
+    console.print(f"argus: {counted(spans, 'span')} in {folder}", markup=False)
     if spans:
-        console.print(f"argus: now  argus detect --store {store}", markup=False)
+        console.print(f"argus: now  argus detect --store {folder}", markup=False)
     else:
         console.print(
             "argus: nothing arrived. Did the command train, with a Python that has argus-otel? "

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from argus_otel.report.wording import counted
-from argus_otel.store.opening import default_store, local_folder
+from argus_otel.store.opening import local_folder, named_store
 from argus_otel.store.receiver import DEFAULT_PORT, Receiver
 from argus_otel.store.writer import ParquetWriter
 
@@ -42,7 +42,7 @@ def serve(
     Needs no Collector and no Jaeger. Whatever has been answered is safe on disk; DuckDB and
     pandas read the files as they are.
     """
-    folder = local_folder(store or default_store())
+    folder = local_folder(named_store(store))
     console = Console(highlight=False, soft_wrap=True)
     ended = threading.Event()
 

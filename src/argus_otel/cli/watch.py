@@ -37,7 +37,7 @@ from argus_otel.publish import signals
 from argus_otel.publish.ledger import Ledger
 from argus_otel.report.view import cost_of, since_of, title_of
 from argus_otel.semconv import names
-from argus_otel.store.opening import default_store, local_folder
+from argus_otel.store.opening import local_folder, named_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ def watch(
     Exit codes of --once: 0 nothing open above info, 1 something is, 3 too little to judge by, 4 the
     store could not be read.
     """
-    url = store or default_store()
+    url = named_store(store)
     pause_s = read_age_ns(interval, "--interval") * 1e-9
     if pause_s <= 0:
         raise ConfigError(

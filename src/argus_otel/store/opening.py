@@ -23,9 +23,24 @@ _URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.IGNORECASE)
 _HEADER: Final = re.compile(r"\s*([A-Za-z0-9!#$%&'*+.^_`|~-]+)\s*:\s*([^\r\n]*?)\s*")
 
 
-def default_store() -> str:
-    """ARGUS_STORE, else the folder that `argus serve` writes unless told otherwise."""
-    return os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
+def named_store(store: str | None) -> str:
+    """What ``--store`` says; without it ARGUS_STORE, else the folder that `argus serve` writes.
+
+    Raises:
+        ConfigError: It says nothing: most likely a shell variable that is not set, and then the
+            default is not what was meant.
+    """
+    if store is None:
+        return os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
+    if not store.strip():
+        raise ConfigError(
+            "--store",
+            got="empty",
+            expected=_EXPECTED,
+            fix="Is a variable in the command not set? Without --store it is ARGUS_STORE, "
+            f"else {DEFAULT_STORE}.",
+        )
+    return store
 
 
 def open_store(url: str, headers: Mapping[str, str] | None = None) -> Store:

@@ -62,6 +62,14 @@ def test_a_folder_of_other_things_is_not_a_store(argus, tmp_path):
     assert "is not a store: it has notes.txt, and no run" in str(result.exception)
 
 
+def test_an_empty_store_option_is_refused(argus):
+    """``--store "$STORE"`` with the variable not set: the default is not what was meant."""
+    result = argus("--store", "")
+
+    assert isinstance(result.exception, ConfigError)
+    assert "--store is empty" in str(result.exception)
+
+
 def test_old_runs_are_left_out(argus, tmp_path, job_spans):
     """Started in 1970 and not heard of since."""
     spans = job_spans()
