@@ -181,7 +181,8 @@ def _check_hooks() -> Iterable[Check]:
     tracer.install()
     import importlib
 
-    for module in ("torch", "torch.distributed.fsdp", "torch.amp.grad_scaler"):
+    wanted = ("torch", "torch.distributed.fsdp", "torch.amp.grad_scaler", "torch._dynamo.callback")
+    for module in wanted:
         try:
             importlib.import_module(module)
         except Exception as error:  # noqa: BLE001 - the user's torch may be broken in any way
