@@ -11,7 +11,7 @@ from argus_otel.simulate.model import Model
 from argus_otel.simulate.tables import RunName, TableMaker
 from argus_otel.store.digests import Received
 from argus_otel.store.spans import Origin
-from argus_otel.store.tables import collectives_table, steps_table
+from argus_otel.store.tables import collectives_table, kernels_table, steps_table
 from argus_otel.wire.digest import decode_digest, encode_digests
 
 CLUSTERS = {
@@ -28,7 +28,7 @@ CLUSTERS = {
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
 def test_tables_equal_those_of_a_store_that_the_digests_were_sent_to(cluster):
     """Every column that a digest carries, to the microsecond; the score rests on this."""
-    faults = [parse_fault("compute:rank=1,factor=1.7,from=2", cluster)]
+    faults = [parse_fault("compute:rank=1,kernel=gemm,factor=1.7,from=2", cluster)]
     tables = TableMaker(Model(cluster, faults, 5), RunName.of("wire", 5)).whole(5)
     sent = list(digests_of(tables))
     origin = Origin(
@@ -48,6 +48,8 @@ def test_tables_equal_those_of_a_store_that_the_digests_were_sent_to(cluster):
 
     stored_steps, stored_operations = steps_table(received), collectives_table(received)
 
+    assert tables.kernels.num_rows == 8 * tables.steps.num_rows
+    assert kernels_table(received).equals(tables.kernels)
     for name in stored_operations.column_names:
         assert stored_operations[name].equals(tables.collectives[name]), name
     for name in stored_steps.column_names:

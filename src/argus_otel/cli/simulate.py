@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from argus_otel._runtime.ahead import one_ahead
 from argus_otel._runtime.errors import ArgusError, ConfigError
 from argus_otel.encode import EncodedSpans, encode_resource, encode_span, encode_trace_requests
 from argus_otel.export import Sender, Signal, targets_from_environment
@@ -105,7 +106,8 @@ def simulate(
         name = RunName.of(name.run_id, start_ns)
     maker = _table_maker(Model(job, faults, seed), name, start_ns)
     block = max(1, _ROWS_A_BLOCK // job.ranks)
-    blocks = _with_progress(maker.blocks(steps, block=block), steps, quiet=as_json)
+    made = one_ahead(maker.blocks(steps, block=block))
+    blocks = _with_progress(made, steps, quiet=as_json)
     truth = _truth(job, faults, fault or (), steps=steps, seed=seed, name=name)
     if targets is None:
         assert out is not None  # noqa: S101 - one of the two is given

@@ -34,6 +34,10 @@ class Conditions:
     """Factors (1 is healthy) and extra seconds of one step."""
 
     compute_R: Floats
+    kernel_factors: dict[str, Floats] = field(default_factory=dict)
+    """Class of kernels → factor on it alone, of which ``compute_R`` has its share already."""
+    optimizer_R: Floats
+    """Factor on the optimizer beside ``compute_R``: its kernels are elementwise."""
     transfer_R: Floats
     """Factor on transfers through a rank's links."""
     group_transfer: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -102,8 +106,8 @@ class Weather:
         c = self._cluster
         r = c.ranks
         now = Conditions(
-            compute_R=np.ones(r), transfer_R=np.ones(r), data_R=np.zeros(r), stall_R=np.zeros(r),
-            gc_R=np.zeros(r), run_delay_R=np.zeros(r), between_R=np.zeros(r),
+            compute_R=np.ones(r), optimizer_R=np.ones(r), transfer_R=np.ones(r),
+            data_R=np.zeros(r), stall_R=np.zeros(r), gc_R=np.zeros(r), run_delay_R=np.zeros(r), between_R=np.zeros(r),
             memory_bytes_R=np.zeros(r), clock_R=np.ones(r), variation=c.length_variation,
             reported_R=np.ones(r, dtype=bool),
         )  # fmt: skip
@@ -139,8 +143,14 @@ class _Effect:
 
 
 def _compute(e: _Effect, size: Mapping[str, float]) -> None:
-    share = KERNEL_CLASSES.get(e.fault.texts.get("kernel", ""), 1.0)
-    e.now.compute_R[e.hit] *= 1 + share * (size["factor"] - 1)
+    kernel = e.fault.texts.get("kernel", "")
+    factor = 1 + KERNEL_CLASSES.get(kernel, 1.0) * (size["factor"] - 1)
+    e.now.compute_R[e.hit] *= factor
+    if kernel:
+        of_optimizer = size["factor"] if kernel == "elementwise" else 1.0
+        e.now.optimizer_R[e.hit] *= of_optimizer / factor
+        of_class = e.now.kernel_factors.setdefault(kernel, np.ones(e.hit.size))
+        of_class[e.hit] *= size["factor"]
 
 
 def _link(e: _Effect, size: Mapping[str, float]) -> None:

@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from argus_otel.tables.kernels import read_sketch_column
 from argus_otel.wire.digest import OPS, PHASES, PhaseColumns, StepDigest, SyncColumns
 from argus_otel.wire.identity import format_ranks
+from argus_otel.wire.sketch import Sketch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
 
     from argus_otel.tables.schemas import RunTables
 
@@ -30,13 +36,17 @@ def digests_of(tables: RunTables) -> Iterator[StepDigest]:
         f"{format_ranks(tuple(row['ranks']))}"
         for row in tables.groups.to_pylist()
     }
+    kernels = dict(_sketches(tables.kernels))
     for row in tables.steps.to_pylist():
-        mine = operations[row["ordinal"], row["rank"]]
-        yield _digest(row, mine, infos)
+        step = (row["ordinal"], row["rank"])
+        yield _digest(row, operations[step], infos, kernels.get(step))
 
 
 def _digest(
-    row: Mapping[str, Any], operations: list[Mapping[str, Any]], infos: Mapping[int, str]
+    row: Mapping[str, Any],
+    operations: list[Mapping[str, Any]],
+    infos: Mapping[int, str],
+    kernels: Sketch | None,
 ) -> StepDigest:
     counts = {count["group"]: count["count"] for count in row["boundary_counts"]}
     sync = _sync(row["rank"], operations, counts)
@@ -65,8 +75,41 @@ def _digest(
             duration_us=[round(phase["host_s"] * 1e6) for phase in row["phases"]],
         ),
         sync=sync,
+        kernels=kernels,
         group_info=tuple(infos[key] for key in sync.group_keys) if told else (),
     )
+
+
+def _sketches(kernels: pa.Table) -> Iterator[tuple[tuple[int, int], Sketch]]:
+    """The kernels of each (ordinal, rank), from rows that are sorted by it."""
+    if not kernels.num_rows:
+        return
+    rows = read_sketch_column(kernels["sketch"])
+    ordinal, rank = (kernels[name].to_numpy() for name in ("ordinal", "rank"))
+    names = tuple(sorted(kernels["name"].unique().to_pylist()))
+    name = np.array([names.index(name) for name in kernels["name"].to_pylist()])
+    stream = kernels["stream"].to_numpy()
+    phase = np.array(
+        [-1 if name is None else PHASES.index(name) for name in kernels["phase"].to_pylist()]
+    )
+    first = np.flatnonzero(np.diff(ordinal, prepend=-1) | np.diff(rank, prepend=-1))
+    entries = np.append(0, np.cumsum(rows.filled))
+    for begin, end in zip(first.tolist(), [*first[1:].tolist(), rank.size], strict=True):
+        of_step = slice(entries[begin], entries[end])
+        yield (
+            (int(ordinal[begin]), int(rank[begin])),
+            Sketch(
+                names=names,
+                name=name[begin:end],
+                stream=stream[begin:end],
+                phase=phase[begin:end],
+                row=np.repeat(np.arange(end - begin), rows.filled[begin:end]),
+                bucket=rows.bucket[of_step],
+                count=rows.count[of_step],
+                place_sum=rows.place_sum[of_step],
+                error_per_mille=rows.error_per_mille,
+            ),
+        )
 
 
 def _sync(rank: int, operations: list[Mapping[str, Any]], counts: Mapping[int, int]) -> SyncColumns:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from argus_otel.simulate.cluster import Cluster
 
-KERNEL_CLASSES: Final = {"attention": 0.4, "mlp": 0.4, "other": 0.2}
+KERNEL_CLASSES: Final = {"attention": 0.4, "gemm": 0.4, "elementwise": 0.2}
 """Shares of a pass's compute."""
 
 FAULT_HELP: Final = (

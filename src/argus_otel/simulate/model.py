@@ -19,7 +19,7 @@ from argus_otel.simulate.conditions import Weather
 from argus_otel.simulate.schedule import dependency_order, source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -76,6 +76,10 @@ class StepArrays:
     """Start of each pass: [R, M, 2], forward then backward."""
     pass_RM2: Floats
     """Its compute."""
+    compute_PR: Floats
+    """What kernels take in forward, backward and optimizer, [3, R]: without pauses of the host."""
+    kernel_factors: Mapping[str, Floats]
+    """Class of kernels → how much longer it takes than the other classes [R]; 1 where not named."""
     clock_ratio_R: Floats
     """GPU clock against its usual one."""
     reported_R: Bools
@@ -131,7 +135,7 @@ class Model:
     """
 
     def __init__(self, cluster: Cluster, faults: Sequence[Fault], seed: int) -> None:
-        self.cluster, self.faults = cluster, tuple(faults)
+        self.cluster, self.faults, self.seed = cluster, tuple(faults), seed
         self._random = np.random.default_rng(seed)
         self._n = cluster.ranks // cluster.pp
         self.order = dependency_order(cluster.pp, cluster.micro_batches, cluster.chunks)
@@ -283,9 +287,20 @@ class Model:
             phase_start_PR=run.phase_start_PR, phase_PR=run.phase_PR,
             arrival_RK=run.arrival_RK, end_RK=run.end_RK, pass_start_RM2=run.pass_start_RM2,
             pass_RM2=run.pass_RM2, clock_ratio_R=now.clock_R,
+            compute_PR=self._compute(now, factor_R, length_DM), kernel_factors=now.kernel_factors,
             reported_R=now.reported_R & (not stopped), events=now.events,
             heartbeats=self._heartbeats(now), devices=now.devices, stopped=stopped,
         )  # fmt: skip
+
+    def _compute(self, now: Conditions, factor_R: Floats, length_DM: Floats) -> Floats:
+        """Seconds of compute in forward, backward and optimizer [3, R]."""
+        c = self.cluster
+        sharded = c.sharding in ("fsdp", "hsdp")
+        work_D = length_DM.mean(1) if sharded else length_DM.sum(1) * c.chunks
+        work_R = work_D[c.places["dp"]]
+        of_phase = (c.forward_s * work_R, c.backward_s * work_R, c.optimizer_s * now.optimizer_R)
+        compute_PR: Floats = np.stack(of_phase) * factor_R
+        return compute_PR
 
     def _compute_factor(self, ordinal: int, now: Conditions) -> Floats:
         c = self.cluster
@@ -476,7 +491,7 @@ class Model:
             for stage, at in enumerate(slot):
                 where = self._of(stage)
                 run.block(where, at, arrival[where], end[where], _OPTIMIZER)
-        run.spend(_OPTIMIZER, slice(None), c.optimizer_s * factor_R)
+        run.spend(_OPTIMIZER, slice(None), c.optimizer_s * factor_R * now.optimizer_R)
         if c.sharding == "zero1":
             self._meet_stages(run, "all_gather", now)
 

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from argus_otel.simulate.kernels import KernelMaker, key_columns
 from argus_otel.simulate.model import PHASES
+from argus_otel.tables.kernels import sketch_column
 from argus_otel.tables.schemas import (
     COLLECTIVES,
     DEVICES,
     EVENTS,
     GROUPS,
     HEARTBEATS,
+    KERNELS,
     MICRO_BATCHES,
     RANKS,
     STEPS,
@@ -83,6 +86,7 @@ class TableMaker:
                 "digest would fold; take fewer micro-batches or buckets"
             )
             raise ValueError(msg)
+        self._kernels = KernelMaker(model, model.seed)
         self._keys: dict[str, NDArray[np.uint64]] = {}
         self._groups: list[dict[str, Any]] = []
         self._lay_out_slots()
@@ -197,6 +201,7 @@ class TableMaker:
             micro_batches=self._micro_batches(held),
             devices=self._devices(held),
             heartbeats=self._heartbeats(held),
+            kernels=self._kernel_rows(held),
         )
 
     def _steps(self, held: Sequence[StepArrays]) -> pa.Table:
@@ -370,6 +375,19 @@ class TableMaker:
                 for rank in sorted(odd)
             ]  # fmt: skip
         return self._rows(DEVICES, rows)
+
+    def _kernel_rows(self, held: Sequence[StepArrays]) -> pa.Table:
+        if not self._cluster.gpu:
+            return KERNELS.empty_table()
+        columns = key_columns(self._kernels.keys)
+        parts = []
+        for arrays in held:  # a step at a time: its numbers fit a cache
+            rank, key, rows = self._kernels.rows(arrays)
+            taken = {name: column.take(pa.array(key)) for name, column in columns.items()}
+            taken["ordinal"] = np.full(rank.size, arrays.ordinal)
+            taken |= {"rank": rank, "sketch": sketch_column(rows)}
+            parts.append(self._table(KERNELS, taken, rank.size))
+        return pa.concat_tables(parts)
 
     def _heartbeats(self, held: Sequence[StepArrays]) -> pa.Table:
         rows = []

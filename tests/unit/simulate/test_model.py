@@ -156,7 +156,7 @@ def test_every_kind_of_fault_does_something(kind):
         ("compute:rank=1,from=-1", "whole number"),
         ("compute:rank=1,from=9,to=9", "to above from"),
         ("compute:rank=1,offset=2", "from"),
-        ("compute:rank=1,kernel=mpl", "attention, mlp, other"),
+        ("compute:rank=1,kernel=mpl", "attention, gemm, elementwise"),
         ("compute:ranks=5-3", "lower rank first"),
         ("compute:ranks=0-99999999999", "0 to 7"),
         ("compute:fraction=2", "up to 1"),
