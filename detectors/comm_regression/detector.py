@@ -18,6 +18,7 @@ from argus_otel.detect.api import (
     abstain_run,
     lasting,
     lasting_or_sudden,
+    level_shift,
     make_run_finding,
     median_over,
     step_growth_s,
@@ -49,8 +50,12 @@ def detect(run: Run, params: Params) -> Diagnosis:
     over_A |= _wide(level_AG, np.maximum(floor, SUDDEN * bar_G), params, window=5)
     # Step by step single pairs of ranks may hide the transfer: the groups' own verdicts count too.
     slow_AG = lasting_or_sudden(level_AG, floor, bar_G)
-    if not over_A.any() or slow_AG.any(axis=0).mean() < params["wide"]:
-        return Diagnosis()
+    small = not over_A.any() or slow_AG.any(axis=0).mean() < params["wide"]
+    if small:
+        slow_AG = _a_little_slower(run, params, level_AG)
+        over_A = np.asarray(slow_AG.any(axis=1))
+        if not over_A.any():
+            return Diagnosis()
     ratio_G = np.exp(median_over(np.where(slow_AG, level_AG, np.nan), axis=0))
     ratio = float(median_over(ratio_G, axis=0))
     excess_s = float(np.max(seen.usual_s_G[judged] * (np.nan_to_num(ratio_G, nan=1.0) - 1)))
@@ -70,7 +75,8 @@ def detect(run: Run, params: Params) -> Diagnosis:
         cause="comm_regression",
         ranks=(),
         over_A=over_A,
-        severity=params.severity(slowdown=ratio, cost=lost_s / step_s) or "info",
+        severity=(None if small else params.severity(slowdown=ratio, cost=lost_s / step_s))
+        or "info",
         slowdown=ratio,
         lost_s=lost_s,
         summary=f"{what} take {ratio:.2f} times as long as earlier in this run.{doubt}",
@@ -83,6 +89,26 @@ def detect(run: Run, params: Params) -> Diagnosis:
         },
     )
     return Diagnosis(findings=(finding,))
+
+
+def _a_little_slower(run: Run, params: Params, level_AG: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Steps [A, G] since the middle group rose, by little or for a few steps only; all of them with it."""
+    nothing = np.zeros(level_AG.shape, dtype=bool)
+    if not run.has_gpu_R.all():
+        # Without one, transfers are copies by cores that others use too.
+        return nothing
+    middle = level_shift(median_over(level_AG, axis=1)[:, None])
+    size, z = float(middle.size_G[0]), float(middle.z_G[0])
+    small = middle.after_G[0] >= params["small_steps"]
+    floor = log(params["small"] if small else params["ratio"])
+    if not (z >= middle.beyond_chance() and size >= floor):
+        return nothing
+    later_A = np.arange(level_AG.shape[0]) >= middle.start_G[0]
+    rose_G = median_over(level_AG[later_A], axis=0) - median_over(level_AG[~later_A], axis=0)
+    with_it_G = np.nan_to_num(rose_G) >= size / 2
+    if with_it_G.mean() < params["wide"]:
+        return nothing
+    return np.asarray(middle.over_AG & with_it_G)
 
 
 def _wide(

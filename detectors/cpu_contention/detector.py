@@ -45,12 +45,32 @@ def detect(window: Window, params: Params) -> Diagnosis:
     fresh_R = np.count_nonzero(recent_SR, axis=0) >= params["recent_over"]
     middle_R = np.nan_to_num(median_over(share_SR, axis=0)) - others
     lasting_R = fresh_R & (middle_R >= params["info_share"])
+    begun_R = _just_begun(window, params, share_SR - others)
+    if busy_host or not window.is_latest:
+        begun_R[:] = False
+    begun_R &= ~lasting_R
     return Diagnosis(
         findings=tuple(
-            _of_some(window, params, share_SR - others, over_SR, ranks, busy_host=busy_host)
-            for ranks in _places(window, lasting_R, known_R)
+            _of_some(
+                window, params, share_SR - others, over_SR, ranks, busy_host=busy_host,
+                begun=bool(begun_R[ranks].any()),
+            )
+            for ranks in _places(window, lasting_R | begun_R, known_R)
         )
-    )
+    )  # fmt: skip
+
+
+def _just_begun(
+    window: Window, params: Params, excess_SR: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Ranks with a GPU that wait long in the latest steps, whatever was before: information so far.
+
+    Training threads beside a GPU have cores to themselves as a rule; elsewhere such waits come and go.
+    """
+    recent_SR = excess_SR[-int(params["recent_steps"]) :]
+    over_R = np.count_nonzero(np.nan_to_num(recent_SR) >= params["begun_share"], axis=0)
+    begun_R: NDArray[np.bool_] = window.has_gpu_R & (over_R >= params["recent_over"])
+    return begun_R
 
 
 def _places(
@@ -76,7 +96,7 @@ def _places(
 
 def _of_some(
     window: Window, params: Params, excess_SR: NDArray[np.float64],
-    over_SR: NDArray[np.bool_], ranks: list[int], *, busy_host: bool,
+    over_SR: NDArray[np.bool_], ranks: list[int], *, busy_host: bool, begun: bool,
 ) -> Finding:  # fmt: skip
     over_S = np.count_nonzero(over_SR[:, ranks], axis=1) * 2 >= len(ranks)
     share = min(float(median_over(excess_SR[over_S][:, ranks].max(axis=1), axis=0)), 0.99)
@@ -98,7 +118,7 @@ def _of_some(
         over_S=over_S,
         lasting=True,
         severity=params.severity(
-            gpu_share=share if has_gpu and not hidden else 0.0,
+            gpu_share=share if has_gpu and not hidden and not begun else 0.0,
             cpu_share=0.0 if has_gpu or busy_host else share,
         ) or "info",
         slowdown=1 / max(1 - share, 0.01),

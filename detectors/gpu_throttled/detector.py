@@ -18,6 +18,7 @@ from argus_otel.detect.api import (
     device_texts,
     device_values,
     join_by_onset,
+    lowest_mean,
     make_run_finding,
     median_over,
     name_run_ranks,
@@ -106,6 +107,11 @@ def _finding(
     over_A = _between_reports(np.any(low_AR[:, ranks], axis=1))
     peers_too = _peers_low_too(run, ranks, low_AR)
     slow_R = _slowness(run, over_A, own_AR, by_past=widely or peers_too)[ranks]
+    beside = bool(np.isnan(slow_R).all()) and widely and not peers_too
+    if beside:
+        # There is no before; a quarter of peers that are well shows what is usual all the same.
+        well_AR = np.where(low_AR.any(axis=0), np.nan, own_AR)
+        slow_R = _beside_the_well(run, over_A, own_AR, well_AR)[ranks]
     clock = float(median_over(clock_AR[:, ranks][low_AR[:, ranks]], axis=0))
     slowdown = float(np.nanmax(np.append(slow_R, 1.0)))
     by_clock = peers_too and not widely and bool(np.isnan(slow_R).all())
@@ -129,7 +135,7 @@ def _finding(
     else:
         who = f"{name_run_ranks(run, sorted(ranks))}: the GPU runs at {clock:.0%} of its clock"
     against = "its peers'"
-    if widely or peers_too:
+    if (widely or peers_too) and not beside:
         against = "as long as others' by the clock" if by_clock else "as long as before"
     effect = (
         f"its own part of the step takes {slowdown:.2f} times {against}"
@@ -159,6 +165,21 @@ def _finding(
             },
         },
     )
+
+
+def _beside_the_well(
+    run: Run, over_A: NDArray[np.bool_], own_AR: NDArray[np.float64], well_AR: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Own time [R] in those steps against peers whose devices are well; NaN where those are few."""
+    ratio_R = np.full(run.ranks_R.size, np.nan)
+    steps_A = over_A & settled_steps(run)
+    for bucket in run.peers.buckets:
+        well = well_AR[:, bucket][steps_A]
+        usual = median_over(lowest_mean(well, axis=-1), axis=0)
+        enough = np.count_nonzero(~np.isnan(well).all(axis=0), axis=-1) * 4 >= bucket.shape[1]
+        own = median_over(own_AR[:, bucket][steps_A], axis=0)
+        ratio_R[bucket] = np.where(enough[:, None], own / usual[:, None], np.nan)
+    return ratio_R
 
 
 def _peers_low_too(run: Run, ranks: list[int], low_AR: NDArray[np.bool_]) -> bool:

@@ -42,7 +42,8 @@ def detect(run: Run, params: Params) -> Diagnosis:
     held_R = np.count_nonzero(over_AR, axis=0)
     first_R = np.argmax(over_AR, axis=0)
     since_R = np.cumsum(settled_A[::-1])[::-1][first_R]
-    suspects = np.flatnonzero((held_R >= params["held_steps"]) & (held_R * 2 >= since_R))
+    held = (held_R >= params["held_steps"]) & (held_R * 2 >= since_R)
+    suspects = np.flatnonzero(held | _just_begun(params, over_AR[settled_A]))
     if not suspects.size:
         return Diagnosis()
     if suspects.size >= params["all_ranks"] * run.ranks_R.size and run.ranks_R.size > 1:
@@ -51,6 +52,13 @@ def detect(run: Run, params: Params) -> Diagnosis:
         joined = join_by_onset({int(rank): int(first_R[rank]) for rank in suspects})
     findings = [_finding(run, params, ranks, took_AR, count_AR, over_AR) for ranks in joined]
     return Diagnosis(findings=tuple(finding for finding in findings if finding))
+
+
+def _just_begun(params: Params, over_SR: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Ranks that read so in most of the latest steps: information until it is a habit."""
+    recent_SR = over_SR[-int(params["recent_steps"]) :]
+    begun_R: NDArray[np.bool_] = np.count_nonzero(recent_SR, axis=0) >= params["recent_over"]
+    return begun_R
 
 
 def _reads(event: Event) -> float:
@@ -71,6 +79,8 @@ def _finding(
     level = params.severity(share=share)
     if level is None:
         return None
+    if np.count_nonzero(over_A) < params["held_steps"]:
+        level = "info"
     everybody = len(ranks) >= params["all_ranks"] * run.ranks_R.size and run.ranks_R.size > 1
     who = "Every rank" if everybody else name_run_ranks(run, sorted(ranks))
     verb = "read" if len(ranks) > 1 and not everybody else "reads"

@@ -36,6 +36,7 @@ def detect(window: Window, params: Params) -> Diagnosis:
         return abstain(window, params, "missing_data", "time spent waiting for input")
     share_SR = np.where(known_R, np.nan_to_num(wait_SR), 0.0) / step_s
     lasting_R = _lasting(share_SR, params["info_share"], params)
+    lasting_R |= _long_for_itself(window, params, share_SR)
     count_R = np.count_nonzero(share_SR >= params["burst_share"], axis=0)
     bursts_R = (count_R >= params["burst_steps"]) & ~lasting_R
     if not (lasting_R | bursts_R).any():
@@ -52,11 +53,26 @@ def detect(window: Window, params: Params) -> Diagnosis:
     )
 
 
-def _lasting(share_SR: NDArray[np.float64], at_least: float, params: Params) -> NDArray[np.bool_]:
+def _lasting(
+    share_SR: NDArray[np.float64], at_least: NDArray[np.float64] | float, params: Params
+) -> NDArray[np.bool_]:
     """Late in most of the latest steps: nobody waits for a sound loader, so three are no chance."""
     recent = share_SR[-int(params["recent_steps"]) :] >= at_least
     lasting_R: NDArray[np.bool_] = np.count_nonzero(recent, axis=0) >= params["recent_over"]
     return lasting_R
+
+
+def _long_for_itself(
+    window: Window, params: Params, share_SR: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Ranks whose wait is little of a step with much waiting in it (a bubble), and much of their own part.
+
+    Beside a GPU alone: elsewhere the loader's workers and the training compete for cores.
+    """
+    own_share_R = median_over(window.column("busy_s"), axis=0) / window.usual_step_s
+    least_R = np.fmax(params["info_share"] * own_share_R, params["least_share"])
+    longer_R: NDArray[np.bool_] = window.has_gpu_R & _lasting(share_SR, least_R, params)
+    return longer_R
 
 
 def _of_all(
@@ -64,7 +80,7 @@ def _of_all(
 ) -> Finding:
     # The slowest input of each step is what the job waits for.
     worst_S = share_SR.max(axis=1)
-    over_S = worst_S >= params["info_share"]
+    over_S = worst_S >= min(params["info_share"], float(median_over(worst_S[-5:], axis=0)))
     share = float(median_over(worst_S[over_S], axis=0))
     step_s = window.usual_step_s
     middle = float(median_over(median_over(share_SR[:, ranks], axis=1), axis=0))
@@ -99,7 +115,7 @@ def _of_one(
     if not burst:
         # Half of the wait tells late steps from others; the latest steps know its size.
         recent = float(median_over(share_SR[-int(params["recent_steps"]) :, rank], axis=0))
-        over_S = share_SR[:, rank] >= max(params["info_share"], recent / 2)
+        over_S = share_SR[:, rank] >= max(min(params["info_share"], 0.9 * recent), recent / 2)
     share = float(median_over(share_SR[over_S, rank], axis=0))
     step_s = window.usual_step_s
     others = float(median_over(lowest_mean(np.delete(share_SR, rank, axis=1), axis=1), axis=0))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from argus_otel.detect.api import (
+    SUDDEN,
     WARM_UP_STEPS,
     Diagnosis,
     Finding,
@@ -115,11 +116,19 @@ def _late_passes(
     scatter_R2 = median_over(
         np.abs(excess_ARM2).transpose(1, 3, 0, 2).reshape(run.ranks_R.size, 2, -1), axis=-1
     )
-    floor = np.maximum((params["late_ratio"] - 1) * base_AR2, params["late_share"] * step_s)
-    floor = np.maximum(floor, params["late_scatter"] * scatter_R2)[:, :, None]
-    known = ~np.isnan(excess_ARM2)
-    over_ARM2 = known & (np.nan_to_num(excess_ARM2) >= np.nan_to_num(floor, nan=np.inf))
-    late_ARM2 = lasting(over_ARM2, known) & _more_often(over_ARM2, params["late_often"])[None]
+    # The first pass of a step pays for what a step pays once; two or three show no usual one.
+    few = passes.micro_batch_M.max() + 1 < params["late_passes"]
+    unsure_M = (passes.micro_batch_M == 0) | few
+    ratio_M = np.where(unsure_M, params["unsure_late_ratio"], params["late_ratio"])[:, None]
+    share_M = np.where(unsure_M, params["unsure_late_share"], params["late_share"])[:, None]
+    floor = np.maximum((ratio_M - 1) * base_AR2[:, :, None], share_M * step_s)
+    chance = params["late_scatter"] * scatter_R2[:, None]
+    known, excess = ~np.isnan(excess_ARM2), np.nan_to_num(excess_ARM2)
+    floor = np.nan_to_num(floor, nan=np.inf)
+    over_ARM2 = known & (excess >= np.maximum(floor, chance))
+    sudden_ARM2 = known & (excess >= np.maximum(floor, SUDDEN * chance))
+    late_ARM2 = lasting(over_ARM2, known) | lasting(sudden_ARM2, known, window=5)
+    late_ARM2 &= _more_often(over_ARM2, params["late_often"])[None]
     shown_A = np.asarray(late_ARM2.any(axis=(1, 2, 3)))
     size_RM2 = median_over(excess_ARM2[shown_A], axis=0)
     late_RM2 = np.asarray(late_ARM2.any(axis=0))

@@ -67,6 +67,7 @@ def detect(run: Run, params: Params) -> Diagnosis:
     mean_A = np.where(known_AD, time_AD, 0.0).sum(axis=1) / np.maximum(known_AD.sum(axis=1), 1)
     cost_A = np.where(enough_A, most_A / np.maximum(mean_A, 1e-9) - 1, np.nan)
     over_A = lasting(np.nan_to_num(cost_A) >= params["share"], enough_A)
+    over_A |= _just_begun(params, np.nan_to_num(cost_A), enough_A)
     if not over_A.any():
         return Diagnosis()
     lost_s = float((most_A - mean_A)[over_A].mean())
@@ -100,6 +101,17 @@ def detect(run: Run, params: Params) -> Diagnosis:
         },
     )
     return Diagnosis(findings=(finding,))
+
+
+def _just_begun(params: Params, cost_A: Floats, enough_A: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Steps [A] at the end of the run in which far more is lost than in any before."""
+    over_A = lasting(cost_A >= params["begun_share"], enough_A, window=5)
+    latest_A = over_A & (np.arange(over_A.size) >= over_A.size - 20)
+    before_A = enough_A & ~over_A & (np.arange(over_A.size) >= WARM_UP_STEPS)
+    if not over_A[-5:].any() or np.count_nonzero(before_A) < WARM_UP_STEPS:
+        return np.zeros_like(over_A)
+    usual = float(np.quantile(cost_A[before_A], 0.9))
+    return latest_A & (cost_A >= params["grew"] * usual)
 
 
 def _by_position(run: Run, time_AR: Floats) -> Floats:

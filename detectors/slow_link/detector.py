@@ -18,10 +18,16 @@ from argus_otel.detect.api import (
     abstain_run,
     join_numbers,
     lasting_or_sudden,
+    level_shift,
+    lowest_mean,
+    luck_of_fastest_quarter,
+    luck_of_slowest,
     make_run_finding,
     median_over,
     name_run_ranks,
+    spread_of_faster_half,
     step_growth_s,
+    step_scatter,
     transfers,
 )
 
@@ -68,12 +74,77 @@ def detect(run: Run, params: Params) -> Diagnosis:
         )
     # A set that has no siblings and did not change may have been slow from the start.
     judged_G = compared_G | slow_G
+    likely_G = slow_G
+    small = not slow_G.any()
+    if small:
+        slow_G, likely_G, shows_AG = _a_little_slower(run, params, seen)
     return Diagnosis(
         findings=tuple(
-            _finding(run, params, seen, place, shows_AG, level_AG)
-            for place in _places(run, params, seen, slow_G, judged_G)
+            _finding(run, params, seen, place, shows_AG, level_AG, small=small)
+            for place in _places(run, params, seen, slow_G, likely_G, judged_G)
         )
     )
+
+
+def _a_little_slower(
+    run: Run, params: Params, seen: Transfers
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Sets that are surely slower than their siblings, by little or for a few steps only.
+
+    Returns:
+        Sets that are beyond chance [G]; those and sets that are likely to have changed with them [G];
+        steps that show it [A, G].
+    """
+    nothing = np.zeros(seen.sibling_AG.shape[1], dtype=bool)
+    if not run.has_gpu_R.all():
+        # Without one, transfers are copies by cores that others use too.
+        return nothing, nothing, np.zeros(seen.sibling_AG.shape, dtype=bool)
+    shift = level_shift(seen.sibling_AG)
+    later_AG = np.arange(seen.sibling_AG.shape[0])[:, None] >= shift.start_G
+    # Slower than before too, or it is the siblings that became faster.
+    own_G = median_over(np.where(later_AG, seen.history_AG, np.nan), axis=0)
+    own_G -= median_over(np.where(later_AG, np.nan, seen.history_AG), axis=0)
+    changed_G = np.nan_to_num(own_G) >= shift.size_G / 2
+    floor_G = np.log(
+        np.where(shift.after_G >= params["small_steps"], params["small"], params["ratio"])
+    )
+    sure_G = changed_G & (shift.z_G >= shift.beyond_chance()) & (shift.size_G >= floor_G)
+    if sure_G.any():
+        since = np.median(shift.start_G[sure_G])
+        together_G = np.abs(shift.start_G - since) <= params["small_together"]
+        likely_G = changed_G & together_G & (shift.z_G >= params["small_likely"])
+        likely_G &= shift.size_G >= np.median(shift.size_G[sure_G]) / 2
+        return sure_G, sure_G | likely_G, shift.over_AG
+    always_G = _slow_from_the_start(params, seen)
+    return (
+        always_G,
+        always_G,
+        always_G & (np.nan_to_num(seen.sibling_AG) >= log(params["small"]) / 2),
+    )
+
+
+def _slow_from_the_start(params: Params, seen: Transfers) -> NDArray[np.bool_]:
+    """Sets [G] that stand out from siblings which differ among each other by much less."""
+    level_G = median_over(seen.sibling_AG, axis=0)
+    kinds: dict[tuple[str, int, int], list[int]] = {}
+    for g in np.flatnonzero(~np.isnan(level_G)).tolist():
+        kind = (seen.label_G[g], int(seen.members_G[g].size), int(seen.hosts_G[g]))
+        kinds.setdefault(kind, []).append(g)
+    out_G = np.zeros(level_G.size, dtype=bool)
+    for alike in kinds.values():
+        if len(alike) < params["small_siblings"]:
+            continue
+        part_AG = seen.sibling_AG[:, alike]
+        level = level_G[alike]
+        known = max(int(np.median(np.count_nonzero(~np.isnan(part_AG), axis=0))), 1)
+        noise = 1.25 * step_scatter(part_AG) / np.sqrt(known)
+        spread = max(noise, float(spread_of_faster_half(level)))
+        luck = luck_of_slowest(len(alike)) + luck_of_fastest_quarter(len(alike))
+        out = level - lowest_mean(level, axis=0) >= max(log(params["small"]), luck * spread)
+        # Where many are, the fabric is built so.
+        if out.mean() <= params["small_share"]:
+            out_G[np.array(alike)[out]] = True
+    return out_G
 
 
 def _places(
@@ -81,9 +152,10 @@ def _places(
     params: Params,
     seen: Transfers,
     slow_G: NDArray[np.bool_],
+    likely_G: NDArray[np.bool_],
     judged_G: NDArray[np.bool_],
 ) -> list[_Place]:
-    """Cover the slow sets, the place that explains most of them first."""
+    """Cover the slow sets, the place that explains most of them first; likely ones count for it."""
     of_rank: dict[int, list[int]] = {}
     of_host: dict[str, list[int]] = {}
     for g in np.flatnonzero(judged_G).tolist():
@@ -95,9 +167,11 @@ def _places(
     def explains(sets: list[int]) -> frozenset[int]:
         # What stays on a host need not pass the link that is slow, but may.
         leaving = [g for g in sets if seen.crosses_hosts_G[g]] or sets
-        share = float(slow_G[leaving].mean())
+        share = float(likely_G[leaving].mean())
         return (
-            frozenset(g for g in sets if slow_G[g]) if share >= params["explained"] else frozenset()
+            frozenset(g for g in sets if likely_G[g])
+            if share >= params["explained"]
+            else frozenset()
         )
 
     ranks = {rank: explains(sets) for rank, sets in of_rank.items()}
@@ -133,6 +207,8 @@ def _finding(
     place: _Place,
     shows_AG: NDArray[np.bool_],
     level_AG: NDArray[np.float64],
+    *,
+    small: bool,
 ) -> Finding:
     sets = sorted(place.sets)
     shows = shows_AG[:, sets]
@@ -182,7 +258,8 @@ def _finding(
         cause="slow_link",
         ranks=place.ranks,
         over_A=over_A,
-        severity=params.severity(slowdown=ratio, cost=0 if flat else share) or "info",
+        severity=(None if small else params.severity(slowdown=ratio, cost=0 if flat else share))
+        or "info",
         slowdown=ratio,
         lost_s=lost_s,
         summary=f"Transfers {where} take {ratio:.2f} times as long as {than} ({kinds}).{cost}",

@@ -17,6 +17,7 @@ from argus_otel.detect.frame import WARM_UP_STEPS
 from argus_otel.detect.lateness import Lateness, lateness
 from argus_otel.detect.reference import Comparison, compare
 from argus_otel.detect.run import Event, Group, Passes, Run
+from argus_otel.detect.shifts import Shift, level_shift
 from argus_otel.detect.statistics import (
     SUDDEN,
     lasting,
@@ -25,6 +26,7 @@ from argus_otel.detect.statistics import (
     luck_of_fastest_quarter,
     luck_of_slowest,
     median_over,
+    spread_of_faster_half,
     start_of_lasting_change,
     step_scatter,
 )
@@ -59,6 +61,7 @@ __all__ = [
     "Params",
     "Passes",
     "Run",
+    "Shift",
     "Suppressed",
     "Transfers",
     "Window",
@@ -74,6 +77,7 @@ __all__ = [
     "lasting_or_sudden",
     "lateness",
     "latest_heartbeats",
+    "level_shift",
     "lowest_mean",
     "luck_of_fastest_quarter",
     "luck_of_slowest",
@@ -86,6 +90,7 @@ __all__ = [
     "own_time",
     "ratio_to_peers",
     "settled_steps",
+    "spread_of_faster_half",
     "start_of_lasting_change",
     "step_growth_s",
     "step_scatter",

@@ -64,6 +64,11 @@ class Window:
         """Median step time of the job in this window, seconds."""
         return float(median_over(self.job_step_s, axis=0))
 
+    @property
+    def is_latest(self) -> bool:
+        """Whether nothing is known after it: what has just begun may still last."""
+        return self.stop == self.frame.ordinals_S.size
+
     def column(self, name: str) -> Floats:
         """A column [S, R], NaN unknown: one of ``frame.COLUMNS``, ``own_work_s``, ``cpu_work_s``."""
         return self.frame.column(name)[self.start : self.stop]
