@@ -1,4 +1,8 @@
-"""A sharded loop (FSDP2): each layer's weights are gathered for its forward and its backward."""
+"""A sharded loop (FSDP2): each layer's weights are gathered for its forward and its backward.
+
+With ``--replicas`` it is hybrid: weights are sharded within each replica, and gradients reduced
+across replicas, so that each rank is in two groups.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,13 @@ def main() -> None:
     """Train."""
     options = common.parser(__doc__)
     common.disturbances(options)
+    options.add_argument("--replicas", type=int, default=1)
     given = options.parse_args()
     rank = common.begin(given.seed)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    shards = dist.get_world_size() // given.replicas
+    names, sizes = ("replicate", "shard"), (given.replicas, shards)
+    along = slice(None) if given.replicas > 1 else slice(1, None)
+    mesh = init_device_mesh("cpu", sizes[along], mesh_dim_names=names[along])
     layers = common.make_model(given.layers)
     model = common.Disturbed(layers, given, rank)
     for layer in layers:

@@ -127,12 +127,13 @@ def _compared(run: Run) -> Transfers:
     log_AL[run.ordinals_A < WARM_UP_STEPS] = np.nan
     usual_L = np.exp(lowest_mean(log_AL, axis=0)) if steps else np.empty(0)
     log_AL[:, ~(usual_L >= _LEAST_S)] = np.nan
-    sibling_AL, sibling_bar_L, sigma_L = _against_siblings(log_AL, lanes.kind_L)
+    sibling_AL, rest_AL, sibling_bar_L, sigma_L = _against_siblings(log_AL, lanes.kind_L)
     history_AL, history_sigma_L = _against_history(log_AL)
     # The best of several medians is a lucky one, and the window's own median errs too.
     luck = luck_of_slowest(max(len(sets), 2))
-    error = MEDIAN_TO_MEAN_ERROR * (luck / sqrt(_WINDOW) + 3 / sqrt(HISTORY_STEPS))
-    history_bar_L = error * np.fmax(sigma_L, history_sigma_L)
+    window_error = MEDIAN_TO_MEAN_ERROR * luck / sqrt(_WINDOW)
+    best_error = MEDIAN_TO_MEAN_ERROR * 3 / sqrt(HISTORY_STEPS)
+    history_sigma_L = np.nan_to_num(np.fmax(sigma_L, history_sigma_L))
     count = len(sets)
     shape = (steps, count)
     out = Transfers(
@@ -154,9 +155,55 @@ def _compared(run: Run) -> Transfers:
             if at.size:
                 out.sibling_AG[:, at] = middle(sibling_AL[:, mine], axis=-1)
                 out.history_AG[:, at] = middle(history_AL[:, mine], axis=-1)
-        out.sibling_bar_G[sets_G] = np.nan_to_num(sibling_bar_L)[lanes_GL].max(axis=1)
-        out.history_bar_G[sets_G] = np.nan_to_num(history_bar_L)[lanes_GL].max(axis=1)
+        sibling_bar = np.nan_to_num(sibling_bar_L)[lanes_GL]
+        sigma = history_sigma_L[lanes_GL]
+        out.sibling_bar_G[sets_G] = sibling_bar.max(axis=1)
+        out.history_bar_G[sets_G] = (window_error + best_error) * sigma.max(axis=1)
+        if lanes_GL.shape[1] > 1:
+            # A group is judged by the median of its lanes, which scatters as it does, and not as
+            # the most restless lane. That the best was a lucky one is each lane's own affair.
+            at, mine = sets_G[~is_pair], lanes_GL[~is_pair]
+            bar, sigma_G = _of_medians(rest_AL, mine, lanes.kind_L)
+            known = ~np.isnan(bar)
+            out.sibling_bar_G[at[known]] = bar[known]
+            jumps_G = _jumps(log_AL, mine)
+            sigma_G = np.nan_to_num(np.fmax(sigma_G, jumps_G))
+            best = best_error * median_over(sigma[~is_pair], axis=1)
+            out.history_bar_G[at] = window_error * sigma_G + best
     return out
+
+
+def _of_medians(
+    rest_AL: Floats, lanes_GL: Ints, kind_L: list[tuple[object, ...]]
+) -> tuple[Floats, Floats]:
+    """Bar [n] and scatter [n] of medians over lanes; NaN without siblings that have the same."""
+    alike: dict[tuple[tuple[object, ...], ...], list[int]] = {}
+    for place, mine in enumerate(lanes_GL.tolist()):
+        alike.setdefault(tuple(kind_L[lane] for lane in mine), []).append(place)
+    bar, sigma = np.full(len(lanes_GL), np.nan), np.full(len(lanes_GL), np.nan)
+    for places in alike.values():
+        n = len(places)
+        if n < 2:
+            continue
+        rest = median_over(rest_AL[:, lanes_GL[places]], axis=-1)
+        if np.isnan(rest).all():
+            continue
+        sigma[places] = scatter(rest)
+        bar[places] = _sibling_luck(n) * sigma[places]
+    return bar, sigma
+
+
+def _jumps(log_AL: Floats, lanes_GL: Ints) -> Floats:
+    """Scatter from step to step [n] of medians over lanes."""
+    part = log_AL[:, lanes_GL]
+    middle = median_over(part - median_over(part, axis=0), axis=-1)
+    return 1.4826 * median_over(np.abs(np.diff(middle, axis=0)) / sqrt(2), axis=0)
+
+
+def _sibling_luck(n: int) -> float:
+    """Standard deviations of one step that the median of a window of the unluckiest of n is off."""
+    luck = luck_of_slowest(n) + luck_of_fastest_quarter(n)
+    return luck * MEDIAN_TO_MEAN_ERROR / sqrt(_WINDOW)
 
 
 def _by_lanes(set_L: Ints) -> Iterable[tuple[Ints, Ints]]:
@@ -268,9 +315,10 @@ def _hosts(run: Run, members: Ints) -> int:
 
 def _against_siblings(
     log_AL: Floats, kind_L: list[tuple[object, ...]]
-) -> tuple[Floats, Floats, Floats]:
-    """Log ratio [A, L] to the fastest quarter of each lane's siblings, bar [L], scatter [L]."""
-    ratio = np.full(log_AL.shape, np.nan)
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Log ratio [A, L] to the fastest quarter of each lane's siblings, and what is left of each
+    value without its lane's and its step's level [A, L]; bar [L], scatter [L]."""
+    ratio, rest_AL = np.full(log_AL.shape, np.nan), np.full(log_AL.shape, np.nan)
     bar, sigma = np.full(log_AL.shape[1], np.nan), np.full(log_AL.shape[1], np.nan)
     alike: dict[tuple[object, ...], list[int]] = {}
     for lane, kind in enumerate(kind_L):
@@ -282,13 +330,13 @@ def _against_siblings(
             continue
         part[np.count_nonzero(~np.isnan(part), axis=1) < 2] = np.nan
         _, rest = levels(part)
+        rest_AL[:, members] = rest
         sigma[members] = scatter(rest)
         above = part - lowest_mean(part, axis=1)[:, None]
         # In a single step somebody is always lucky; the reference is who is fastest as a rule.
         ratio[:, members] = above - lowest_mean(median_over(above, axis=0), axis=0)
-        luck = luck_of_slowest(n) + luck_of_fastest_quarter(n)
-        bar[members] = luck * sigma[members] * MEDIAN_TO_MEAN_ERROR / sqrt(_WINDOW)
-    return ratio, bar, sigma
+        bar[members] = _sibling_luck(n) * sigma[members]
+    return ratio, rest_AL, bar, sigma
 
 
 def _against_history(log_AL: Floats) -> tuple[Floats, Floats]:
