@@ -10,7 +10,7 @@ Shape legend: S = steps, R = ranks.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -18,9 +18,11 @@ from argus_otel.detect.api import (
     Diagnosis,
     Finding,
     Params,
+    Run,
     Window,
     abstain,
     compare,
+    compare_kernels,
     lowest_mean,
     make_finding,
     median_over,
@@ -30,7 +32,7 @@ from argus_otel.detect.api import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from argus_otel.detect.api import Comparison
+    from argus_otel.detect.api import Comparison, KernelComparison
 
 
 def detect(window: Window, params: Params) -> Diagnosis:
@@ -238,6 +240,98 @@ def _finding(
         next_step=todo,
         evidence=evidence,
     )
+
+
+def complete(finding: Finding, run: Run, params: Params, named: frozenset[int]) -> Finding:
+    """Say which of the rank's kernels are slow, where there are kernels."""
+    rank = int(np.searchsorted(run.ranks_R, finding.evidence["look_at_rank"]))
+    ill = np.flatnonzero(np.isin(run.ranks_R, sorted(named)))
+    seen = compare_kernels(
+        run, rank, (finding.first_step, finding.last_step), leave_out=ill.tolist()
+    )
+    if seen is None:
+        return finding
+    if isinstance(seen, str):
+        return replace(finding, evidence={**finding.evidence, "kernels_not_judged": seen})
+    lost_s = finding.evidence["own_work_s"] - finding.evidence["reference_own_work_s"]
+    said, todo, slow = _kernel_verdict(seen, params, lost_s)
+    worst = int(np.argmax(seen.ratio_N))
+    evidence: dict[str, Any] = {
+        "kernels": said or "no kernel stands out",
+        "kernels_slow": sorted(slow),
+        "kernel_ratio_by_name": {
+            name: round(float(ratio), 3)
+            for name, ratio in zip(seen.names, seen.ratio_N, strict=True)
+        },
+        "kernel_distance": round(float(seen.distance_N[worst]), 3),
+        "kernel_distance_of_usual_peer": round(float(seen.usual_distance_N[worst]), 3),
+        "kernels_extra_s": round(float(seen.extra_s_N.sum()), 6),
+        "kernel_peers": seen.peers,
+        "kernel_steps": seen.steps,
+    }
+    return replace(
+        finding,
+        evidence={**finding.evidence, **evidence},
+        summary=f"{finding.summary} {said}." if said else finding.summary,
+        next_step=f"{said}: {todo}" if said else finding.next_step,
+    )
+
+
+_DEVICE: Final = (
+    "unless its batches are larger, it is the device, not one kernel. Look at its clocks, power and temperature "
+    "(`nvidia-smi -q -d PERFORMANCE,CLOCK,POWER`), compare them with a peer's, and put another rank "
+    "on it: if the slowness stays, take the device out."
+)
+_SOFTWARE: Final = (
+    "it is not the device as a whole. Compare shapes (batch, sequence, padding), data type and the "
+    "versions of library and driver with a peer's, and whether an autotuner chose another variant."
+)
+_MORE_WORK: Final = (
+    "it does more work. Compare its batch and its code path (logging, evaluation, recomputation) "
+    "with a peer's."
+)
+_HOST: Final = (
+    "it is the host, not the device. Look at what keeps it from launching: `py-spy dump --pid` on "
+    "its process, synchronisation with the device, a busy or slow core."
+)
+
+
+def _kernel_verdict(
+    seen: KernelComparison, params: Params, lost_s: float
+) -> tuple[str, str, list[str]]:
+    """A sentence without its end, what to do, and the names; empty where kernels do not tell."""
+    floor = 1 + params["kernel_floor"]
+    beyond_N = seen.distance_N >= np.maximum(
+        params["kernel_floor"], params["kernel_spread"] * seen.usual_distance_N
+    )
+    # What costs the step nothing is no reason, however slow it is.
+    costs_N = seen.extra_s_N >= params["kernel_share"] * lost_s
+    slow_N = (seen.ratio_N >= floor) & beyond_N & costs_N
+    more_N = (seen.launches_ratio_N >= floor) & costs_N & ~slow_N
+    than = f"its {seen.peers} peers" if seen.peers > 1 else "its peer"
+    slow = [name for name, is_slow in zip(seen.names, slow_N, strict=True) if is_slow]
+    most = float(seen.ratio_N[slow_N].max(initial=1.0))
+    # All alike: nobody is less slow than half of the worst, as ratios go.
+    if len(slow) > 1 and bool((seen.ratio_N >= most**0.5).all()):
+        times = float(np.median(seen.ratio_N))
+        return f"All its kernels take {times:.2f} times as long as on {than}", _DEVICE, slow
+    if slow:
+        ratios = [f"{float(ratio):.2f}" for ratio in seen.ratio_N[slow_N]]
+        others = "; its other kernels do not" if len(slow) < len(seen.names) else ""
+        which = f"{_listed(slow)} kernels take {_listed(ratios)} times"
+        return f"Its {which} as long as on {than}{others}", _SOFTWARE, slow
+    if more_N.any():
+        more = [name for name, is_more in zip(seen.names, more_N, strict=True) if is_more]
+        times = float(seen.launches_ratio_N[more_N].max())
+        return f"It runs {times:.2f} times as many {_listed(more)} kernels", _MORE_WORK, []
+    if float(seen.extra_s_N.sum()) < params["kernel_explained"] * lost_s:
+        return f"Its kernels are as fast as on {than}; the time passes between them", _HOST, []
+    return "", "", []
+
+
+def _listed(texts: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join([*([", ".join(texts[:-1])] if len(texts) > 1 else []), texts[-1]])
 
 
 def _victims(window: Window, rank: int, over_S: NDArray[np.bool_]) -> dict[str, Any]:

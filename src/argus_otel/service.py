@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -123,7 +124,7 @@ def judge(
             run=run,
             steps=tables.steps,
             damaged_digests=tables.damaged_digests,
-            verdict=diagnose_run(run_of(tables), detectors),
+            verdict=diagnose_run(run_of(tables, rows=partial(store.rows, run)), detectors),
         )
     whole, damaged = _read_in_blocks(store, run)
     verdict = diagnose_run(whole, detectors)
@@ -137,7 +138,7 @@ def judge(
 
 def _read_in_blocks(store: Store, run: RunSummary) -> tuple[Run, int]:
     """A large run, and its damaged digests; what it was built from is gone when this returns."""
-    builder = RunBuilder()
+    builder = RunBuilder(rows=partial(store.rows, run))
     damaged = 0
     for block in one_ahead(map(with_one_step_count, store.blocks(run, READ_COLUMNS))):
         damaged = max(damaged, block.damaged_digests)

@@ -10,6 +10,7 @@ Shape legend: S = steps, R = ranks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -111,7 +112,7 @@ class Watcher:
         if self._last is not None and seen == self._seen and self._last.run.run == run.run:
             return replace(self._last, changes=self._take_left(), fresh=False)
         self._seen = seen
-        builder = RunBuilder()
+        builder = RunBuilder(rows=partial(self.store.rows, run))
         for part in parts:
             builder.add(with_one_step_count(part))
         verdict = diagnose_run(builder.build(), self.detectors)

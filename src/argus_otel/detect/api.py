@@ -14,6 +14,7 @@ import numpy as np
 
 from argus_otel.detect.definition import Params
 from argus_otel.detect.frame import WARM_UP_STEPS
+from argus_otel.detect.kernels import KernelComparison, compare_kernels
 from argus_otel.detect.lateness import Lateness, lateness
 from argus_otel.detect.reference import Comparison, compare
 from argus_otel.detect.run import Event, Group, Passes, Run
@@ -56,6 +57,7 @@ __all__ = [
     "Event",
     "Finding",
     "Group",
+    "KernelComparison",
     "Lateness",
     "Onset",
     "Params",
@@ -68,6 +70,7 @@ __all__ = [
     "abstain",
     "abstain_run",
     "compare",
+    "compare_kernels",
     "device_texts",
     "device_values",
     "event_seconds",

@@ -17,6 +17,9 @@ from argus_otel.tables.findings import CAUSES, Diagnosis, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from argus_otel.detect.run import Run
+    from argus_otel.tables.findings import Finding
+
 _KEYS: Final = {
     "id",
     "scope",
@@ -70,6 +73,19 @@ class Detect(Protocol):
         ...
 
 
+class Complete(Protocol):
+    """What a detector may have beside ``detect``: evidence that is dear to read, for a finding.
+
+    Asked once for each of the heaviest findings of a run, when they are settled.
+    """
+
+    def __call__(
+        self, finding: Finding, run: Run, params: Params, named: frozenset[int]
+    ) -> Finding:
+        """The finding with more evidence; ``named`` are the ranks of all findings."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detector:
     """A detector as loaded from its folder."""
@@ -93,6 +109,8 @@ class Detector:
     runbook: Mapping[str, str]
     folder: Path
     detect: Detect
+    complete: Complete | None = None
+    """Looks closer at what was found; see ``Complete``."""
 
 
 def load_detectors(*folders: Path) -> list[Detector]:
@@ -144,6 +162,7 @@ def _load(folder: Path) -> Detector:
     if lacking := sorted(_RUNBOOK - set(data["runbook"])):
         raise _bad(path, f"without runbook entries {lacking}", f"{sorted(_RUNBOOK)}")
     window = data["window"]
+    module = _module(folder, str(data["id"]))
     return Detector(
         id=str(data["id"]),
         title=str(data["title"]),
@@ -163,7 +182,8 @@ def _load(folder: Path) -> Detector:
         explains=tuple(data.get("explains", ())),
         runbook={key: str(text) for key, text in data["runbook"].items()},
         folder=folder,
-        detect=_function(folder, str(data["id"])),
+        detect=cast("Detect", module.detect),
+        complete=cast("Complete | None", getattr(module, "complete", None)),
     )
 
 
@@ -181,7 +201,7 @@ def _rules(path: Path, rules: list[dict[str, Any]]) -> Iterator[tuple[Severity, 
         yield cast("Severity", rule["level"]), str(rule["when"]), float(rule["at_least"])
 
 
-def _function(folder: Path, name: str) -> Detect:
+def _module(folder: Path, name: str) -> Any:  # noqa: ANN401 - a detector's own
     path = folder / "detector.py"
     spec = importlib.util.spec_from_file_location(f"argus_detectors.{name}", path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -189,7 +209,7 @@ def _function(folder: Path, name: str) -> Detect:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        return cast("Detect", module.detect)
+        module.detect  # noqa: B018 - there, or the error below says that it is not
     except SyntaxError as error:
         where = f"{error.filename or path}:{error.lineno or 1}"
         raise _bad(Path(where), f"not Python: {error.msg}", "detect(window, params)") from error
@@ -202,6 +222,7 @@ def _function(folder: Path, name: str) -> Detect:
         where = f"{path}:{lines[-1]}" if lines else str(path)
         what = f"failing to load: {type(error).__name__}: {error}"
         raise _bad(Path(where), what, "detect(window, params)") from error
+    return module
 
 
 def _bad(path: Path, got: str, expected: str) -> ConfigError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +36,9 @@ to show, and a run of five steps is not known to be well."""
 _WORKERS: Final = 2
 """Detectors that judge a large run side by side: NumPy leaves the interpreter's lock, and each more
 holds its own intermediate arrays."""
+
+_COMPLETED: Final = 20
+"""Findings, the heaviest first, that are looked into more closely: each is a read of the store."""
 
 _ONE_THREAD: Final = 200_000
 """Up to so many digests one after another: arrays are too small for threads to gain anything."""
@@ -87,14 +90,33 @@ def diagnose_run(run: Run, detectors: Sequence[Detector]) -> Verdict:
             abstentions += silent
             judged[detector.id] = windows
     explains = {detector.id: detector.explains for detector in detectors}
-    weighed = weigh_all(findings, frame)
+    said = suppress(weigh_all(findings, frame), explains)
     return Verdict(
         diagnosis=Diagnosis(
-            findings=tuple(suppress(weighed, explains)), abstentions=tuple(abstentions)
+            findings=tuple(_complete(said, run, detectors)), abstentions=tuple(abstentions)
         ),
         frame=frame,
         judged=judged,
     )
+
+
+def _complete(
+    findings: Sequence[Finding], run: Run, detectors: Sequence[Detector]
+) -> list[Finding]:
+    """Let detectors look closer at the heaviest of their findings."""
+    looks = {detector.id: detector for detector in detectors if detector.complete is not None}
+    named = frozenset(rank for finding in findings for rank in finding.ranks)
+    done = list(findings)
+    for place, finding in enumerate(findings[:_COMPLETED]):
+        detector = looks.get(finding.detector)
+        if detector is None or detector.complete is None:
+            continue
+        try:
+            done[place] = detector.complete(finding, run, detector.params, named)
+        except Exception as error:  # noqa: BLE001 - what was found holds without it
+            missing = f"{type(error).__name__}: {error}"
+            done[place] = replace(finding, evidence={**finding.evidence, "incomplete": missing})
+    return done
 
 
 def _judge(frame: Frame, detector: Detector) -> tuple[list[Finding], list[Abstention], int]:

@@ -21,7 +21,7 @@ from argus_otel.detect.peers import SAMPLED_STEPS, TOPOLOGY, Peers, find_peers
 from argus_otel.tables.schemas import GROUPS, RANKS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
+    ReadRows = Callable[[str, tuple[int, int], Sequence[int] | None], pa.Table]
+    """Table, steps (first, and the one after the last), ranks or all."""
 
 COLUMNS: Final = (
     "step_s",
@@ -125,6 +127,8 @@ class Run:
     heartbeats: pa.Table
     """Schema HEARTBEATS, as received."""
     peers: Peers
+    rows: ReadRows | None = None
+    """Reads what is too large to be held, for a finding: rows of ``kernels``."""
     cached: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """What several detectors derive from it, such as ``transfers``."""
 
@@ -166,6 +170,9 @@ class RunBuilder:
         For 12,960 ranks and 100 steps some seconds and about a gigabyte (bench/detect_scale).
     """
 
+    rows: ReadRows | None = None
+    """See ``Run.rows``; by default those of the tables that were added."""
+    _kernels: list[pa.Table] = field(default_factory=list)
     _ranks: pa.Table = field(default_factory=RANKS.empty_table)
     _groups: pa.Table = field(default_factory=GROUPS.empty_table)
     _rows: list[_Rows] = field(default_factory=list)
@@ -184,6 +191,8 @@ class RunBuilder:
         self._operations.add(tables.collectives, tables.groups)
         if tables.collectives.num_rows and not _topology_known(tables.ranks):
             self._samples.append(_sample(tables.collectives))
+        if tables.kernels.num_rows:
+            self._kernels.append(tables.kernels)
         if tables.micro_batches.num_rows:
             self._passes.append(_pass_block(tables.micro_batches))
         for held, table in (
@@ -281,16 +290,31 @@ class RunBuilder:
             events=_events(pa.concat_tables(self._events), ranks_R),
             devices=pa.concat_tables(self._devices),
             heartbeats=pa.concat_tables(self._heartbeats),
+            rows=self.rows or _reader_of(self._kernels),
             peers=find_peers(self._ranks, self._groups, self._samples, ranks_R, ordinals_A),
         )
 
 
-def run_of(*blocks: RunTables) -> Run:
-    """A run from its tables, in order of steps."""
-    builder = RunBuilder()
+def run_of(*blocks: RunTables, rows: ReadRows | None = None) -> Run:
+    """A run from its tables, in order of steps; ``rows`` as ``Run.rows``."""
+    builder = RunBuilder(rows=rows)
     for tables in blocks:
         builder.add(tables)
     return builder.build()
+
+
+def _reader_of(kernels: Sequence[pa.Table]) -> ReadRows | None:
+    if not kernels:
+        return None
+    whole = pa.concat_tables(kernels)
+
+    def read(_: str, steps: tuple[int, int], ranks: Sequence[int] | None) -> pa.Table:
+        wanted = (pc.field("ordinal") >= steps[0]) & (pc.field("ordinal") < steps[1])
+        if ranks is not None:
+            wanted &= pc.field("rank").isin(pa.array(ranks, pa.int32()))
+        return whole.filter(wanted)
+
+    return read
 
 
 def _topology_known(ranks: pa.Table) -> bool:

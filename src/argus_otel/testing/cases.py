@@ -8,7 +8,8 @@ slowest rank. Or it names a cluster for the simulator, with what differs from it
     simulate: {cluster: ddp-8, noise: 0.04, steps: 60, seed: 3, faults: ["link:rank=3,factor=4"]}
 
 ``unknown`` lists columns of the steps that nobody measured; of a simulated run also ``ends`` (of all
-collectives) and ``passes`` (of micro-batches).
+collectives), ``passes`` (of micro-batches) and ``kernels``; ``without_kernels`` lists ranks that sent
+none of these.
 
 Rows of ``events``, ``devices`` and ``heartbeats`` may be added to either: ``rank`` may be
 a list, and ``steps: [first, before]`` (with ``every``) stands for many an ``ordinal``.
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import yaml
 
 from argus_otel._runtime.errors import ConfigError
@@ -87,6 +89,7 @@ _KEYS: Final = {
     "changes",
     "missing",
     "unknown",
+    "without_kernels",
     "unaligned",
     "collectives",
     "world_size",
@@ -237,6 +240,12 @@ def _simulated(data: Mapping[str, Any]) -> RunTables:
         tables = replace(tables, collectives=_without(tables.collectives, ends))
     if "passes" in unknown:
         tables = replace(tables, micro_batches=tables.micro_batches.slice(0, 0))
+    silent = data.get("without_kernels", ())
+    if "kernels" in unknown:
+        tables = replace(tables, kernels=tables.kernels.slice(0, 0))
+    elif silent:
+        kept = ~pc.field("rank").isin(pa.array(silent, pa.int32()))
+        tables = replace(tables, kernels=tables.kernels.filter(kept))
     return replace(tables, steps=_without(tables.steps, unknown & set(STEPS.names)))
 
 
