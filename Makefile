@@ -17,7 +17,7 @@ LIGHT_TESTS := tests/unit tests/detectors tests/architecture --ignore=tests/unit
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo stack test lint format types imports semconv semconv-check docs check \
-        wheel-test lowest verdicts accuracy accuracy-quick bench clean
+        wheel-test lowest verdicts robustness accuracy accuracy-quick bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ $(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
 
 verdicts: setup ## 8 real jobs, healthy and with a slow rank: is the verdict right? (4 minutes)
 	$(BIN)/python bench/verdicts.py --quick --again
+
+robustness: setup ## real jobs with a slow rank, input, GC, compilation, a slow link (root, iproute2), and healthy twins (10 minutes)
+	$(BIN)/python bench/robustness.py --again
 
 accuracy: setup ## how often the detectors are right, on 2,600 simulated jobs (an hour; QUICK=1: 3 minutes)
 	$(BIN)/python bench/accuracy $(if $(QUICK),--quick)

@@ -5,7 +5,7 @@
 Prints each table as it comes and writes the figures to ``bench/results/NAME.json``, or with
 ``--quick`` (CI: does it run, are verdicts right; figures of a busy machine) to
 ``bench/results/quick/``. Goes on after a failure and says at the end what failed. Nothing else
-should run on the machine: about 25 minutes on 2 cores, some with ``--quick``.
+should run on the machine: about 35 minutes on 2 cores, some with ``--quick``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "detect_scale": ("--quick",),
     "overhead": ("--quick",),
     "verdicts": ("--quick",),
+    "robustness": ("--quick",),
 }
 """In order of how long they take, and what makes each quick."""
 

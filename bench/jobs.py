@@ -7,23 +7,29 @@ was sent is read after the job has ended.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 BENCH = Path(__file__).parent
 LOOPS = BENCH / "loops"
-_BIN = Path(sys.executable).parent
+BIN = Path(sys.executable).parent
+
+_ENDS_WITHIN_S = 40
+"""torchrun gives its ranks 30 s."""
 
 # Nothing that whoever measures has set for jobs of their own may steer these.
 _FOREIGN = ("OTEL_", "ARGUS_", "TORCHELASTIC_", "SLURM_")
@@ -137,17 +143,17 @@ def run_job(
 
 def launcher() -> list[str]:
     """The one word that a user puts before their command."""
-    return [str(_BIN / "opentelemetry-instrument")]
+    return [str(BIN / "opentelemetry-instrument")]
 
 
 def argus() -> str:
     """The command line tool beside this interpreter."""
-    return str(_BIN / "argus")
+    return str(BIN / "argus")
 
 
 def torchrun(ranks: int) -> list[str]:
     """On this machine, at a free port."""
-    return [str(_BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
+    return [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -168,16 +174,71 @@ def run(
     Raises:
         JobError: Another exit code than those of ``accept``, or out of time.
     """
+    (said,) = run_together([command], environment, timeout_s, accept=accept)
+    return said
+
+
+def run_together(
+    commands: Sequence[Sequence[str]],
+    environment: Mapping[str, str],
+    timeout_s: float,
+    *,
+    accept: Sequence[int] = (0,),
+) -> list[str]:
+    """Run commands side by side to their ends and return the standard output of each.
+
+    Whatever happens here, an interruption too, none of them is left running.
+
+    Raises:
+        JobError: Another exit code than those of ``accept``, or out of time.
+    """
+    until_s = time.monotonic() + timeout_s
+    with contextlib.ExitStack() as stack:
+        running = []
+        for command in commands:
+            # Files, as a pipe that nobody reads would stop one while we wait for another.
+            out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+            process = stack.enter_context(started(command, environment, out, err))
+            running.append((process, command, out, err))
+        said = []
+        for process, command, out, err in running:
+            try:
+                code = process.wait(max(until_s - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired as error:
+                msg = f"{' '.join(command[:6])} …: no end after {timeout_s:.0f} s"
+                raise JobError(msg) from error
+            texts = []
+            for file in (out, err):
+                file.seek(0)
+                texts.append(file.read().decode("utf-8", "replace"))
+            if code not in accept:
+                msg = f"{' '.join(command)}: exit code {code}\n{''.join(texts)[-3000:]}"
+                raise JobError(msg)
+            said.append(texts[0])
+        return said
+
+
+@contextmanager
+def started(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    out: IO[bytes] | int,
+    err: IO[bytes] | int,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that runs; after the block it does not, nor does what it has started.
+
+    It is asked first: torchrun's ranks have sessions of their own, and only torchrun ends them.
+    """
+    process = subprocess.Popen(
+        command, env=dict(environment), stdout=out, stderr=err, start_new_session=True
+    )
     try:
-        done = subprocess.run(
-            command, env=dict(environment), capture_output=True, text=True, timeout=timeout_s,
-            check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        msg = f"{' '.join(command[:6])} …: no end after {timeout_s:.0f} s"
-        raise JobError(msg) from error
-    if done.returncode not in accept:
-        said = (done.stdout + done.stderr)[-3000:]
-        msg = f"{' '.join(command)}: exit code {done.returncode}\n{said}"
-        raise JobError(msg)
-    return done.stdout
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDS_WITHIN_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -6,6 +6,7 @@ Plain PyTorch; nothing here knows that it may be traced.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 WIDTH = 192
@@ -120,10 +122,15 @@ class Batches(Dataset[torch.Tensor]):
         count: How many.
         uneven: Largest deviation of a batch's size, as a share.
         seed: Of this rank's sizes.
+        slow_s: Seconds that reading a batch takes longer ...
+        slow_from: ... from this one on.
     """
 
-    def __init__(self, rows: int, count: int, uneven: float, seed: int) -> None:
+    def __init__(
+        self, rows: int, count: int, uneven: float, seed: int, *, slow_s: float, slow_from: int
+    ) -> None:
         self._rows, self._count = rows, count
+        self._slow_s, self._slow_from = slow_s, slow_from
         self._uneven, self._source = uneven, random.Random(seed)  # noqa: S311
         self._values = torch.randn(round(rows * (1 + uneven)) + 1, WIDTH)
 
@@ -133,6 +140,8 @@ class Batches(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         if index >= self._count:
             raise IndexError(index)
+        if self._slow_s and index >= self._slow_from:
+            time.sleep(self._slow_s)
         share = 1 + self._source.uniform(-self._uneven, self._uneven)
         return self._values[: max(1, round(self._rows * share))]
 
@@ -147,6 +156,15 @@ class Disturbed(nn.Module):
         self._source = random.Random(given.seed * 100 + rank)  # noqa: S311
         self._given = given
         self._slow = rank == given.slow_rank
+        self._head: Callable[[torch.Tensor], torch.Tensor] | None = None
+        if given.compiled:
+            # DDP's buckets are too small here for what Dynamo does with them.
+            torch._dynamo.config.optimize_ddp = False  # noqa: SLF001 - where torch documents it
+            # Each new shape is compiled anew, as nobody has marked a dimension as dynamic.
+            self._head = torch.compile(_head, backend="aot_eager", dynamic=False)
+        self._heap: list[Any] = []
+        if given.collect_every and (self._slow or given.collect_together):
+            make_garbage(self._heap, 1000 * given.heap)
         self._own_s = given.step_ms / 1000 / given.accumulate
         self.at_step = 0
 
@@ -160,7 +178,32 @@ class Disturbed(nn.Module):
                 share += self._given.slow_factor - 1
             if share:
                 self._work.do(share * self._own_s)
-        return self.inner(rows)
+            since = self.at_step - self._given.onset
+            if self._heap and since >= 0 and self.at_step % self._given.collect_every == 0:
+                gc.collect()
+        rows = self.inner(rows)
+        if self._head is not None and self.training:
+            rows = self._head(rows[: rows.shape[0] - self._cut()])
+        return rows
+
+    def _cut(self) -> int:
+        """How many rows this step is short of; another number makes another shape."""
+        every, past = self._given.new_shape_every, self.at_step - self._given.onset
+        return past // every + 1 if self._slow and every and past >= 0 and past % every == 0 else 0
+
+
+def _head(rows: torch.Tensor) -> torch.Tensor:
+    for _ in range(20):  # some graph, so that compiling it takes a while
+        rows = torch.nn.functional.gelu(rows) * 1.01 + 0.01
+    return rows
+
+
+def make_garbage(heap: list[Any], nodes: int) -> None:
+    """Small objects that refer to each other, and stay, as careless bookkeeping makes them."""
+    for _ in range(nodes):
+        node: list[Any] = [None]
+        node[0] = node
+        heap.append({"node": node})
 
 
 def disturbances(options: argparse.ArgumentParser) -> None:
@@ -174,6 +217,12 @@ def disturbances(options: argparse.ArgumentParser) -> None:
     options.add_argument("--slow-rank", type=int, default=-1)
     options.add_argument("--slow-factor", type=float, default=1.0)
     options.add_argument("--onset", type=int, default=0, help="first step of the slow rank")
+    options.add_argument("--slow-input-ms", type=float, default=0.0, help="of the slow rank")
+    options.add_argument("--collect-every", type=int, default=0, help="steps; a full collection")
+    options.add_argument("--collect-together", type=int, default=0, help="1: all ranks do it")
+    options.add_argument("--heap", type=int, default=0, help="thousand objects to walk")
+    options.add_argument("--compiled", type=int, default=0, help="1: a part by torch.compile")
+    options.add_argument("--new-shape-every", type=int, default=0, help="steps; the slow rank")
 
 
 def train(model: nn.Module, disturbed: Disturbed, given: argparse.Namespace, rank: int) -> None:
@@ -186,7 +235,14 @@ def train(model: nn.Module, disturbed: Disturbed, given: argparse.Namespace, ran
         rank: Of this process.
     """
     batch = batch_for(given.layers, given.step_ms / given.accumulate)
-    data = Batches(batch, given.steps * given.accumulate, given.uneven, given.seed * 100 + rank)
+    data = Batches(
+        batch,
+        given.steps * given.accumulate,
+        given.uneven,
+        given.seed * 100 + rank,
+        slow_s=given.slow_input_ms / 1000 if rank == given.slow_rank else 0.0,
+        slow_from=given.onset * given.accumulate,
+    )
     loader = iter(DataLoader(data, batch_size=None))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for step in range(given.steps):

@@ -316,8 +316,10 @@ def _hosts(run: Run, members: Ints) -> int:
 def _against_siblings(
     log_AL: Floats, kind_L: list[tuple[object, ...]]
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Log ratio [A, L] to the fastest quarter of each lane's siblings, and what is left of each
-    value without its lane's and its step's level [A, L]; bar [L], scatter [L]."""
+    """Log ratio [A, L] to the fastest quarter of each lane's siblings, its rest, bar [L], scatter [L].
+
+    The rest [A, L] is what is left of a value without its lane's level and its step's.
+    """
     ratio, rest_AL = np.full(log_AL.shape, np.nan), np.full(log_AL.shape, np.nan)
     bar, sigma = np.full(log_AL.shape[1], np.nan), np.full(log_AL.shape[1], np.nan)
     alike: dict[tuple[object, ...], list[int]] = {}
