@@ -100,7 +100,10 @@ class ParquetStore:
         if ranks is not None:
             wanted &= pc.field("rank").isin(pa.array(ranks, pa.int32()))
         found = read_consistently(
-            folder, lambda manifest: read_files(folder, manifest, table, filters=wanted)
+            folder,
+            lambda manifest: read_files(
+                folder, manifest, table, filters=wanted, coded=_strings_of(table)
+            ),
         )
         return sorted_rows(table, found)
 
@@ -179,6 +182,10 @@ class ParquetStore:
             expected="the folder that was there when runs were listed",
             fix="List the runs again with `argus runs`.",
         )
+
+
+def _strings_of(table: str) -> list[str]:
+    return [field.name for field in TABLES[table] if field.type == pa.string()]
 
 
 def _read_spans(folder: Path, rows: object) -> pa.Table:
