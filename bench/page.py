@@ -296,6 +296,31 @@ def verdicts(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def robustness(results: dict[str, Any]) -> str:
+    """Real jobs with faults of all kinds."""
+    counts = ", ".join(f"{count} {name}" for name, count in results["counts"].items())
+    lines = [
+        "## Faults of all kinds on real jobs",
+        "",
+        f"{counts}. Each fault planted in one rank of a real job, and healthy twins of it.",
+        "",
+        "| run | planted | found | verdict |",
+        "|---|---|---|---|",
+    ]
+    for row in results["runs"]:
+        found = "; ".join(
+            f"{one['severity']} {one['cause']} {one['ranks']} {one['slowdown']:.2f}"
+            for one in row["findings"]
+        )
+        planted = (
+            ""
+            if row["planted_rank"] is None
+            else f"{row['planted_cause']}, rank {row['planted_rank']}"
+        )
+        lines.append(f"| {row['name']} | {planted} | {found} | {row['verdict']} |")
+    return "\n".join(lines) + "\n"
+
+
 SECTIONS = {
     "overhead": overhead,
     "record": record,
@@ -306,6 +331,7 @@ SECTIONS = {
     "memory": memory,
     "detect_scale": detect_scale,
     "verdicts": verdicts,
+    "robustness": robustness,
 }
 
 if __name__ == "__main__":

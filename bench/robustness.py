@@ -98,7 +98,10 @@ FULL = (
 def main() -> None:
     """Run all, print, and say by the exit code whether all verdicts are right."""
     signal.signal(signal.SIGTERM, _interrupt)
-    sys.exit(judge_all(__doc__, QUICK, FULL, judge))
+    try:
+        sys.exit(judge_all(__doc__, QUICK, FULL, judge))
+    except KeyboardInterrupt:
+        sys.exit(130)  # everything is taken down by now
 
 
 def judge(scenario: Scenario, seed: int) -> dict[str, Any]:
@@ -108,7 +111,8 @@ def judge(scenario: Scenario, seed: int) -> dict[str, Any]:
     if without := _missing():
         print(f"no hosts of their own here: {without}", file=sys.stderr)
         return {
-            "name": scenario.name, "planted_rank": scenario.slow_rank, "planted_factor": None,
+            "name": scenario.name, "planted_rank": scenario.slow_rank,
+            "planted_cause": scenario.cause, "planted_factor": None,
             "realised_ratio": None, "findings": [], "abstained": [],
             "verdict": "not run", "missing": without, "took_s": 0.0,
         }  # fmt: skip

@@ -241,7 +241,7 @@ def judge_run(
         print(error, file=sys.stderr)
         return {**row, "verdict": "failed", "took_s": time.monotonic() - began_s}
     for finding in said["findings"]:
-        kept = ("cause", "ranks", "severity", "slowdown", "first_step", "onset", "summary")
+        kept = ("cause", "ranks", "hosts", "severity", "slowdown", "first_step", "onset", "summary")
         row["findings"].append({name: finding.get(name) for name in kept})
     row["abstained"] = sorted({(one["detector"], one["code"]) for one in said["abstained"]})
     row["verdict"] = verdict_on(scenario, row)
