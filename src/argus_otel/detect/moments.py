@@ -17,6 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
     Singles = NDArray[np.float32]
 
@@ -71,7 +72,7 @@ class MomentsBuilder:
     _held: int = 0
 
     def add(
-        self, ordinal: int, rank_C: Ints, lane_C: Ints, arrival_s_C: Singles, duration_s_C: Singles
+        self, ordinal: int, rank_C: Ints, lane_C: Ints, arrival_s_C: Floats, duration_s_C: Floats
     ) -> None:
         """Take one whole step, its operations in any order (the same in every step is cheapest)."""
         self._taken += 1
@@ -84,7 +85,8 @@ class MomentsBuilder:
             self._adopt(given)
         order = given[2]
         self._layout_of[ordinal] = len(self._layouts) - 1
-        self._arrival[ordinal], self._duration[ordinal] = arrival_s_C[order], duration_s_C[order]
+        self._arrival[ordinal] = arrival_s_C.astype(np.float32)[order]
+        self._duration[ordinal] = duration_s_C.astype(np.float32)[order]
         self._held += order.size
         while self._held > self.most_kept and len(self._layout_of) > 1:
             self._thin_out()

@@ -98,7 +98,8 @@ class _Step:
 class _Layout:
     """Who issued what in a step, and so on which lanes: a training loop does the same in the next.
 
-    Rows are compared, not looked up: some arrays of a step are read once instead of searched.
+    Rows are compared, not looked up, and put in the order of their lanes by one gather: what belongs
+    together then lies together.
     """
 
     given: dict[str, NDArray[np.generic]]
@@ -114,6 +115,35 @@ class _Layout:
     lane: Ints
     use_C: NDArray[np.bool_] | None
     """Which rows have a lane; None for all."""
+    order: Ints = field(init=False)
+    """Rows that have a lane: lanes of one size together, there the first row of each lane, then the
+    second of each, …: so lanes are reduced side by side, and few have many rows."""
+    ordered_rank: Ints = field(init=False)
+    ordered_lane: Ints = field(init=False)
+    sizes: list[tuple[slice, Ints, int]] = field(init=False)
+    """Part of ``order``, its lanes, and the rows of each."""
+    open: Ints = field(init=False)
+    """Rows without a lane, by rank number."""
+
+    def __post_init__(self) -> None:
+        """Work out the order of lanes."""
+        by_lane = np.argsort(self.lane, kind="stable")
+        starts = np.flatnonzero(np.diff(self.lane[by_lane], prepend=-1))
+        counts = np.diff(np.append(starts, by_lane.size))
+        parts, self.sizes = [by_lane[:0]], []
+        begin = 0
+        for count in np.unique(counts).tolist():
+            mine = by_lane[starts[counts == count] + np.arange(count)[:, None]]
+            parts.append(mine.reshape(-1))
+            where = slice(begin, begin + mine.size)
+            self.sizes.append((where, self.lane[mine[0]], count))
+            begin += mine.size
+        self.order = np.concatenate(parts)
+        self.ordered_rank, self.ordered_lane = self.rank[self.order], self.lane[self.order]
+        given = self.given["rank"].astype(np.int64)
+        ranks = int(given.max(initial=-1)) + 1
+        left_out = given[:0] if self.use_C is None else given[~self.use_C]
+        self.open = np.bincount(left_out, minlength=ranks)
 
     def holds(self, rows: dict[str, NDArray[np.generic]]) -> bool:
         """Whether another step's rows have the same lanes."""
@@ -135,8 +165,10 @@ class OperationsBuilder:
     _edges: dict[int, Ints] = field(default_factory=dict)
     """Distance (target less source) → number of the pair, by source; -1 for none."""
     _edge_count: int = 0
-    _codes: dict[str | None, int] = field(default_factory=dict)
-    """Names of operations and phases, as numbers."""
+    _codes: dict[str, dict[str | None, int]] = field(
+        default_factory=lambda: {"op": {}, "phase": {}}
+    )
+    """Names of operations, and of phases, as numbers."""
     _about: list[tuple[int, int, str, str | None, int, int, int]] = field(default_factory=list)
     _layout: _Layout | None = None
     """Of the last step."""
@@ -156,9 +188,6 @@ class OperationsBuilder:
         for ordinal, step in self._by_step(collectives):
             self._steps[ordinal] = self._reduce(step, ordinal)
 
-    def _code(self, name: str | None) -> int:
-        return self._codes.setdefault(name, len(self._codes))
-
     def _adopt(self, keys: NDArray[np.uint64]) -> None:
         """More groups are known now: lanes that exist keep their numbers."""
         self._layout = None
@@ -176,39 +205,45 @@ class OperationsBuilder:
         layout = self._layout
         if layout is None or not layout.holds(rows):
             layout = self._layout = self._lanes(rows)
-        rank, lane, use = layout.rank, layout.lane, layout.use_C
-        duration, arrival = rows["duration_s"].astype(np.float64), rows["arrival_s"]
-        if use is not None:
-            duration, arrival = duration[use], arrival[use]
-        self._moments.add(
-            ordinal, rank, lane, arrival.astype(np.float32), duration.astype(np.float32)
+        duration, arrival = (
+            rows[name].astype(np.float64, copy=False) for name in ("duration_s", "arrival_s")
         )
-        count = len(self._about)
-        known = ~np.isnan(duration)
-        known_lane, known_duration = lane, duration
-        if not known.all():
-            known_lane, known_duration = lane[known], duration[known]
-        transfer = np.full(count, np.inf)
-        longest = np.full(count, -np.inf)
-        np.minimum.at(transfer, known_lane, known_duration)
-        np.maximum.at(longest, known_lane, known_duration)
+        if layout.use_C is not None:
+            duration, arrival = duration[layout.use_C], arrival[layout.use_C]
+        self._moments.add(ordinal, layout.rank, layout.lane, arrival, duration)
+        count, ranks = len(self._about), layout.open.size
+        transfer = np.full(count, np.nan, dtype=np.float32)
+        longest = transfer.copy()
         last = np.full(count, -1, dtype=np.int32)
-        shortest = transfer[lane]
-        is_last = np.flatnonzero(known & (duration <= shortest))
-        last[lane[is_last]] = rank[is_last]
-        ranks = int(rows["rank"].max(initial=-1)) + 1
-        waited = np.where(known, duration - shortest, 0.0)
-        moved = np.where(known, shortest, 0.0)
-        missing = np.bincount(rank[~known], minlength=ranks)
-        if use is not None:
-            missing += np.bincount(rows["rank"].astype(np.int64)[~use], minlength=ranks)
+        members = np.zeros(count, dtype=np.int32)
+        took = duration[layout.order]
+        moved = np.empty(took.size)
+        unknown = np.isnan(took)
+        gaps = bool(unknown.any())
+        for where, lanes, size in layout.sizes:
+            part = took[where].reshape(size, -1)
+            shortest = np.fmin.reduce(part, axis=0)
+            transfer[lanes] = shortest
+            longest[lanes] = np.fmax.reduce(part, axis=0)
+            moved[where].reshape(size, -1)[:] = shortest
+            members[lanes] = size
+            if gaps:
+                members[lanes] -= np.count_nonzero(unknown[where].reshape(size, -1), axis=0)
+        # Of several that waited least, the last row counts.
+        least = np.flatnonzero(took <= moved)
+        last[layout.ordered_lane[least]] = layout.ordered_rank[least]
+        waited = took - moved
+        missing, rank = layout.open, layout.ordered_rank
+        if gaps:
+            moved[unknown] = waited[unknown] = 0.0
+            missing = missing + np.bincount(rank[unknown], minlength=ranks)
         return _Step(
-            transfer=np.where(np.isfinite(transfer), transfer, np.nan).astype(np.float32),
-            longest=np.where(np.isfinite(longest), longest, np.nan).astype(np.float32),
+            transfer=transfer,
+            longest=longest,
             last=last,
-            members=np.bincount(known_lane, minlength=count).astype(np.int32),
-            wait=np.bincount(rank, weights=waited, minlength=ranks).astype(np.float64),
-            moved=np.bincount(rank, weights=moved, minlength=ranks).astype(np.float64),
+            members=members,
+            wait=np.bincount(rank, weights=waited, minlength=ranks).astype(np.float64, copy=False),
+            moved=np.bincount(rank, weights=moved, minlength=ranks).astype(np.float64, copy=False),
             open=missing,
         )
 
@@ -252,7 +287,7 @@ class OperationsBuilder:
         distance and source.
         """
         rank = rows["rank"].astype(np.int64)
-        sends = rows["op"] == self._code("send")
+        sends = rows["op"] == self._codes["op"].get("send", -1)
         source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
         distance = np.where(pairs, target - source, 0)
         edge = np.full(peer.size, -1, dtype=np.int64)
@@ -305,35 +340,27 @@ class OperationsBuilder:
         code = place[at] * _PER_STEP + nth
         fresh = table[code] < 0
         if fresh.any():
-            _, which = np.unique(code[fresh], return_index=True)
-            for row in at[fresh][which].tolist():
-                self._register(rows, kind, table, row, int(place[row]), int(seq[row]), first)
+            codes, which = np.unique(code[fresh], return_index=True)
+            table[codes] = len(self._about) + np.arange(codes.size)
+            self._register(rows, kind, at[fresh][which], place, nth[fresh][which])
         lane[at] = table[code]
 
     def _register(
-        self,
-        rows: dict[str, NDArray[np.generic]],
-        kind: str,
-        table: Ints,
-        row: int,
-        place: int,
-        seq: int,
-        first: Ints,
+        self, rows: dict[str, NDArray[np.generic]], kind: str, new: Ints, place: Ints, nth: Ints
     ) -> None:
-        nth = seq - int(first[place])
-        table[place * _PER_STEP + nth] = len(self._about)
-        names = list(self._codes)
-        rank, op = int(rows["rank"][row]), str(names[int(rows["op"][row])])
-        source = target = -1
-        if kind == "pair":
-            peer = int(rows["peer"][row])
-            source, target = (rank, peer) if op == "send" else (peer, rank)
-            op = "send"
-        phase = names[int(rows["phase"][row])]
-        payload = int(rows["payload_bytes"][row])
-        group = place if kind == "group" else -1
-        about = (group, nth, op, phase, payload, source, target)
-        self._about.append(about)
+        """Say what new lanes are, by one row of each."""
+        ops, phases = list(self._codes["op"]), list(self._codes["phase"])
+        columns = [rows[name][new].tolist() for name in ("op", "phase", "payload_bytes")]
+        if kind == "group":
+            for group, n, op, phase, payload in zip(
+                place[new].tolist(), nth.tolist(), *columns, strict=True
+            ):
+                self._about.append((group, n, str(ops[op]), phases[phase], payload, -1, -1))
+            return
+        ends = [rows[name][new].tolist() for name in ("rank", "peer")]
+        for n, op, phase, payload, rank, peer in zip(nth.tolist(), *columns, *ends, strict=True):
+            source, target = (rank, peer) if ops[op] == "send" else (peer, rank)
+            self._about.append((-1, n, "send", phases[phase], payload, source, target))
 
     def build(self, ordinals_A: Ints, ranks_R: Ints) -> Operations:
         """Lay out what was taken, for these steps and ranks."""
@@ -344,7 +371,8 @@ class OperationsBuilder:
         members = np.zeros((a, lanes), dtype=np.int32)
         wait, moved = np.zeros((a, r)), np.zeros((a, r))
         known = np.zeros((a, r), dtype=bool)
-        most = max((int(step.last.max(initial=-1)) for step in self._steps.values()), default=-1)
+        # Whoever came last is among the ranks of its step.
+        most = max((step.open.size - 1 for step in self._steps.values()), default=-1)
         # One more than there are ranks: -1, nobody, reads the last one.
         place_of = np.full(max(most, int(ranks_R.max(initial=-1))) + 2, -1, dtype=np.int32)
         place_of[ranks_R] = np.arange(r)
@@ -390,27 +418,35 @@ class OperationsBuilder:
         for name in COLUMNS:
             column = collectives[name]
             if name in ("op", "phase"):
-                columns[name] = self._coded(column)
+                columns[name] = _coded(column, self._codes[name])
             elif name in ("seq", "peer"):
-                columns[name] = column.fill_null(-1).to_numpy()
+                columns[name] = (column.fill_null(-1) if column.null_count else column).to_numpy()
             else:
                 columns[name] = column.to_numpy()
         ordinal = columns["ordinal"]
-        if (np.diff(ordinal) < 0).any():
+        cuts = np.flatnonzero(ordinal[1:] != ordinal[:-1]) + 1
+        if (ordinal[cuts] < ordinal[cuts - 1]).any():
             order = np.argsort(ordinal, kind="stable")
             columns = {name: values[order] for name, values in columns.items()}
-            ordinal = ordinal[order]
-        cuts = np.flatnonzero(np.diff(ordinal)) + 1
+            ordinal = columns["ordinal"]
+            cuts = np.flatnonzero(ordinal[1:] != ordinal[:-1]) + 1
         for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), ordinal.size], strict=True):
             yield int(ordinal[begin]), {name: values[begin:end] for name, values in columns.items()}
 
-    def _coded(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
-        """Strings as this builder's numbers."""
-        parts = []
-        for chunk in column.chunks:
-            encoded = chunk if hasattr(chunk, "dictionary") else chunk.dictionary_encode()
-            names = [*encoded.dictionary.to_pylist(), None]
-            numbers = np.array([self._code(name) for name in names], dtype=np.int32)
-            indices = encoded.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False)
-            parts.append(numbers[indices])
-        return np.concatenate(parts)
+
+def _coded(column: pa.ChunkedArray, codes: dict[str | None, int]) -> NDArray[np.int32]:
+    """Strings as numbers, which go on from those that there are."""
+    parts = []
+    for chunk in column.chunks:
+        encoded = chunk if hasattr(chunk, "dictionary") else chunk.dictionary_encode()
+        names = encoded.dictionary.to_pylist()
+        indices = encoded.indices
+        if indices.null_count:
+            indices = indices.fill_null(len(names))
+            names.append(None)
+        numbers = np.array([codes.setdefault(name, len(codes)) for name in names], dtype=np.int32)
+        given = indices.to_numpy(zero_copy_only=False)
+        # Mostly what the file calls a name is what it is called here.
+        same = given.dtype == np.int32 and np.array_equal(numbers, np.arange(numbers.size))
+        parts.append(given if same else numbers[given])
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
