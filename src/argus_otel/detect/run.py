@@ -354,10 +354,19 @@ def _group_members(groups: pa.Table, ranks_R: Ints) -> tuple[Group, ...]:
         rows["group"], rows["description"], rows["ranks"], strict=True
     ):
         if key != before:
-            members = np.flatnonzero(np.isin(ranks_R, np.array(ranks, dtype=np.int64)))
-            found.append(Group(key=key, description=description, members=members))
+            found.append(Group(key=key, description=description, members=_indices(ranks_R, ranks)))
         before = key
     return tuple(found)
+
+
+def _indices(ranks_R: Ints, wanted: Sequence[int]) -> Ints:
+    """Indices of those of some ranks that are there, ascending."""
+    ranks = np.unique(np.array(wanted, dtype=np.int64))
+    if not ranks_R.size or not ranks.size:
+        return np.empty(0, dtype=np.int64)
+    place = np.searchsorted(ranks_R, ranks)
+    found: Ints = place[ranks_R[np.minimum(place, ranks_R.size - 1)] == ranks]
+    return found
 
 
 def _distinct(numbers: Ints) -> Ints:
