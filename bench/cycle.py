@@ -21,10 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import argus_otel.condense.condenser as condenser_module
+import argus_otel.condense.digests as digests_module
 import argus_otel.export.sender as sender_module
 import argus_otel.worker as worker_module
 from argus_otel._runtime.clock import monotonic_ns
 from argus_otel._runtime.faults import FaultLog
+from argus_otel.condense.detail import Detail
+from argus_otel.condense.digests import DigestSpans
 from argus_otel.condense.timeline import Timeline
 from argus_otel.encode.meters import Meters
 from argus_otel.export import Sender, targets_from_environment
@@ -49,19 +52,18 @@ _ALL_REDUCE = OPS.index("all_reduce")
 
 STAGES: tuple[tuple[str, Any, str], ...] = (
     ("drain the ring", EventRing, "drain"),
-    ("condense: ids", condenser_module._Part, "__init__"),  # noqa: SLF001
     ("condense: numbers", condenser_module, "condense_step"),
     ("condense: digests", condenser_module, "make_digest"),
-    ("condense: pack digests", condenser_module, "encode_digest"),
+    ("condense: pack digests", digests_module, "encode_digest"),
     ("condense: timeline", Timeline, "spans"),
-    ("condense: detail rows", condenser_module, "detail_rows"),
+    ("condense: detail", Detail, "spans"),
     ("condense: what to keep", condenser_module.KeepRule, "decide"),
     ("condense: groups", condenser_module.Condenser, "_group_info"),
-    ("condense: digest spans", condenser_module, "_digest_spans"),
+    ("condense: digest spans", DigestSpans, "spans"),
     ("condense, whole", condenser_module.Condenser, "take"),
-    ("encode: digests", worker_module.Worker, "_encode_spans"),
-    ("encode: timeline", worker_module.Worker, "_encode_shaped"),
-    ("encode: detail", worker_module.Worker, "_encode_rows"),
+    ("encode: odd spans", worker_module.Worker, "_encode_spans"),
+    ("encode: known shapes", worker_module.Worker, "_encode_shaped"),
+    ("encode: many of one shape", worker_module.Worker, "_encode_rows"),
     ("encode: requests", worker_module, "encode_trace_requests"),
     ("meters", Meters, "add"),
     ("memory size", worker_module, "_resident_bytes"),

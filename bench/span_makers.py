@@ -66,7 +66,9 @@ class OurMaker:
         """Request bodies."""
         data = self._template.encode(
             trace_id=self._trace_id,
-            span_id_N=ids.span_ids((self._trace_id,), ids.DETAIL, 3, columns.count)[0],
+            span_id_N=np.frombuffer(
+                ids.span_ids(self._trace_id, ids.DETAIL, 3, columns.count), dtype="<u8"
+            ),
             parent_span_id=self._parent,
             start_ns_N=columns.start_ns,
             end_ns_N=columns.end_ns,

@@ -10,8 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from itertools import groupby, islice
-from operator import attrgetter, mul
+from operator import mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -299,11 +298,15 @@ class Worker:
             scopes.setdefault(scope, []).append(encoded)
 
     def _encode_shaped(
-        self, spans: Sequence[ShapedSpan], scopes: dict[str, list[EncodedSpans]], pause: _Pause
+        self,
+        shaped: Mapping[str, Sequence[ShapedSpan]],
+        scopes: dict[str, list[EncodedSpans]],
+        pause: _Pause,
     ) -> None:
-        for scope, run in groupby(spans, key=_scope_of):
+        for scope, spans in shaped.items():
             of_scope = scopes.setdefault(scope, [])
-            while turn := list(islice(run, _SHAPED_A_TURN)):
+            for begin in range(0, len(spans), _SHAPED_A_TURN):
+                turn = spans[begin : begin + _SHAPED_A_TURN]
                 pause()
                 try:
                     of_scope.append(self._shaped.encode(turn))
@@ -434,9 +437,6 @@ class _Pause:
         if monotonic_ns() > self._due_ns:
             time.sleep(0)
             self._due_ns = monotonic_ns() + _LONGEST_TURN_NS
-
-
-_scope_of = attrgetter("shape.scope")
 
 
 def _hook_cost_s(counts: Sequence[int]) -> float:

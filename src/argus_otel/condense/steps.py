@@ -153,14 +153,12 @@ def condense_step(
     numbers: list[int] = []  # five of each collective
     kinds = batch.kinds
     for begin in range(0, len(kinds), CHUNK):
-        stretch = batch
-        if len(kinds) > CHUNK:
-            pause()
-            stretch = batch.part(begin, begin + CHUNK)
+        pause()
         layout = layout_of(kinds[begin : begin + CHUNK])
         rows_before = len(numbers) // _NUMBERS - 1
-        for place, row in layout.others:
-            event = stretch.at(place)
+        at = begin * events.BYTES
+        fields = iter(layout.others.unpack_from(batch.raw, at))
+        for event, row in zip(zip(*[fields] * events.FIELDS), layout.before):
             kind = event[0]
             if _FIRST_PASS <= kind <= _LAST_PASS:
                 passes.append(event)
@@ -180,7 +178,7 @@ def condense_step(
             elif kind == events.COMPILATION:
                 compilations.append(event)
         if layout.collective_count:
-            numbers.extend(layout.collectives.unpack_from(stretch.raw))
+            numbers.extend(layout.collectives.unpack_from(batch.raw, at))
     _, marked_ns, mark, ordinal, iteration, cpu_ns, run_delay_ns = batch.at(-1)
 
     # Never backwards, whatever clock or thread a boundary was read on.
@@ -216,7 +214,7 @@ def condense_step(
             built_in = [row for row in phases if row[2] < len(PHASES)]
         columns = _collectives(
             numbers, ends_by_wait, built_in, ddp_backwards, ends, group_blocks_host, rank,
-            pause if len(kinds) > CHUNK else _no_pause,
+            pause,
         )  # fmt: skip
         if ddp_backwards:
             wait_ns += _ddp_wait_ns(ddp_backwards, columns.arrival_ns)
@@ -251,8 +249,8 @@ def condense_step(
     )
 
 
-def _no_pause() -> None:
-    pass
+def no_pause() -> None:
+    """For steps that are done before anybody waits."""
 
 
 def _spent(at_end: int, at_start: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from operator import eq
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,19 +98,17 @@ class EventRing:
         stop = min(start + min(ahead, _PIECE), self.capacity)
         # Slicing to bytes holds the GIL, so no writer can be half-way through a slot meanwhile.
         raw = bytes(self._bytes[start * events.BYTES : stop * events.BYTES])
-        numbers = np.frombuffer(raw, dtype="<i8")[:: events.WORDS]
-        expected = np.arange(self._next_read, self._next_read + numbers.size)
-        wrong = np.flatnonzero(numbers != expected)
-        if wrong.size == 0:
-            good = numbers.size
-        elif wrong[0] == 0 and numbers[0] > expected[0]:
+        numbers = memoryview(raw).cast("q")[:: events.WORDS].tolist()
+        expected = list(range(self._next_read, self._next_read + len(numbers)))
+        good = len(numbers)
+        if numbers != expected:
+            good = list(map(eq, numbers, expected)).index(False)
+        if good == 0 and numbers and numbers[0] > self._next_read:
             oldest_kept = self.issued - self.capacity
             # Leave room: the ring goes on filling while this reader catches up.
             resume = oldest_kept + self.capacity // 8
             self.lost += resume - self._next_read
             self._next_read = resume
             return self._read_piece()
-        else:
-            good = int(wrong[0])  # not written yet
-        self._next_read += good
+        self._next_read += good  # what comes after is not written yet
         return raw[: good * events.BYTES]

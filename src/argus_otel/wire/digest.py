@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from argus_otel.semconv import names
-from argus_otel.wire.varints import decode_uvarints, pack, pack_differences, unzigzag
+from argus_otel.wire.varints import any_varint, decode_uvarints, pack, pack_differences, unzigzag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -174,6 +174,8 @@ class StepDigest:
     tokens: float | None = None
     samples: float | None = None
     sum_len2: float | None = None
+    expert_tokens: tuple[int, ...] = ()
+    """Tokens of each expert that this rank holds; empty where not known."""
     memory_bytes: int | None = None
     keep: str | None = None
     drops: int = 0
@@ -260,6 +262,14 @@ def decode_digest(
             raise ValueError(msg)  # noqa: TRY004 - damaged input, as this function's caller sees it
         return tuple(map(str, value))
 
+    def wholes(name: str) -> tuple[int, ...]:
+        value = attributes.get(name, ())
+        try:
+            return tuple(map(int, value))  # type: ignore[arg-type]
+        except (OverflowError, TypeError, ValueError) as error:
+            msg = f"{name} is not a list of whole numbers: {value!r}"
+            raise ValueError(msg) from error
+
     ordinal, rank = whole(names.ARGUS_STEP_ORDINAL), whole(names.DL_RANK)
     if ordinal is None or rank is None:
         msg = f"a digest needs {names.ARGUS_STEP_ORDINAL} and {names.DL_RANK}"
@@ -288,6 +298,7 @@ def decode_digest(
         tokens=number(names.ARGUS_WORK_TOKENS),
         samples=number(names.ARGUS_WORK_SAMPLES),
         sum_len2=number(names.ARGUS_WORK_SUM_LEN2),
+        expert_tokens=wholes(names.ARGUS_WORK_EXPERT_TOKENS),
         memory_bytes=whole(names.ARGUS_MEMORY_RSS),
         keep=None if keep is None else str(keep),
         drops=whole(names.ARGUS_DROPS) or 0,
@@ -357,6 +368,11 @@ def _pack_phases(phases: PhaseColumns) -> bytes:
     return head + pack_differences(start_us) + pack(duration_us)
 
 
+@lru_cache(maxsize=64)
+def _sync_head(kind: int, groups: int) -> bytes:
+    return pack((VERSION, kind, groups))
+
+
 @lru_cache(maxsize=64)  # a loop has a few kinds of steps
 def _phase_head(kind: int, *name: int) -> bytes:
     return pack((VERSION, kind, len(name), *name))
@@ -375,13 +391,13 @@ def _pack_sync(sync: SyncColumns) -> bytes:
         sync.peer,
         sync.phase,
     )
-    tables = [VERSION, _FOLDED if sync.folded else _VECTOR, len(keys)]
+    parts = [_sync_head(_VECTOR if sync.count is None else _FOLDED, len(keys))]
     for key_and_count in zip(keys, counts, strict=True):
-        tables += key_and_count
-    tables.append(len(channels))
+        parts += map(any_varint, key_and_count)
+    parts.append(any_varint(len(channels)))
     for channel in channels:
-        tables += channel
-    parts = [pack(tables), _pack_signatures(signature), pack_differences(arrival_us)]
+        parts.append(pack(channel))
+    parts += (_pack_signatures(signature), pack_differences(arrival_us))
     if (
         sync.count is not None
         and sync.last_arrival_us is not None
@@ -481,6 +497,8 @@ def _plain_attributes(digest: StepDigest) -> dict[str, AttributeValue]:
             attributes[name] = value
     if digest.drops:
         attributes[names.ARGUS_DROPS] = digest.drops
+    if digest.expert_tokens:
+        attributes[names.ARGUS_WORK_EXPERT_TOKENS] = digest.expert_tokens
     if digest.truncated:
         attributes[names.ARGUS_DIGEST_TRUNCATED] = True
     if digest.ends_captured:

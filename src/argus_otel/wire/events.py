@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 WORDS: Final = 8
 BYTES: Final = WORDS * 8
+FIELDS: Final = WORDS - 1
+"""Of an ``Event``: all but its number in the ring."""
 
 VOID: Final = 0
 """A slot that was taken and could not be filled; means nothing."""

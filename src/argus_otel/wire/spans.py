@@ -61,6 +61,8 @@ class SpanShape:
     """Names of the whole-number attributes that vary."""
     doubles: tuple[str, ...] = ()
     """Names of the double attributes that vary."""
+    texts: tuple[str, ...] = ()
+    """Names of the text attributes that vary."""
 
 
 class ShapedSpan(NamedTuple):
@@ -73,5 +75,5 @@ class ShapedSpan(NamedTuple):
     """Eight zero bytes: none."""
     start_ns: int
     end_ns: int
-    values: tuple[int | float, ...]
-    """The varying attributes: ``shape.ints`` first, then ``shape.doubles``."""
+    values: tuple[int | float | str, ...]
+    """The varying attributes: ``shape.ints`` first, then ``shape.doubles``, then ``shape.texts``."""

@@ -152,7 +152,12 @@ def test_in_whatever_order_events_come_no_time_is_negative(make_job, rows, at_on
         assert digest.busy_s is None or 0 <= digest.busy_s <= digest.step_s
         assert all(us >= 0 for us in digest.phases.duration_us)
         assert all(us >= -1 for us in digest.sync.duration_us)
-    assert all(span.end_ns >= span.start_ns for part in parts for span in part.shaped)
+    assert all(
+        span.end_ns >= span.start_ns
+        for part in parts
+        for spans in part.shaped.values()
+        for span in spans
+    )
     assert all((row.end_ns >= row.start_ns).all() for part in parts for row in part.rows)
     assert len(ends) - 1 == sum(kind == events.STEP_END for kind, *_ in rows)
 

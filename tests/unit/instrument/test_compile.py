@@ -125,7 +125,7 @@ def test_no_function_of_ours_is_ever_compiled(alone, model):
 def compilations_of(traced):
     """(step, function, reason, seconds) of each compilation's span."""
     ordinals = [digest.ordinal for digest in traced.digests()]
-    spans = [span for part in traced.parts for span in part.shaped]
+    spans = [span for part in traced.parts for shaped in part.shaped.values() for span in shaped]
     by_trace = {ids.step_trace_id(b"12345678", 0, ordinal, 0): ordinal for ordinal in ordinals}
     return [
         (

@@ -10,7 +10,9 @@ from argus_otel import worker as worker_module
 from argus_otel._runtime.clock import monotonic_ns
 from argus_otel._runtime.faults import FaultLog
 from argus_otel.condense import Condensed, condenser
+from argus_otel.encode import ShapedSpanEncoder
 from argus_otel.export import Sender, targets_from_environment
+from argus_otel.semconv import names
 from argus_otel.settings import Settings
 from argus_otel.testing import InMemoryReceiver
 from argus_otel.wire import events
@@ -109,14 +111,16 @@ def test_a_forked_child_has_nothing_to_send(worker, receiver):
 
 def test_a_span_that_cannot_be_encoded_costs_only_itself(worker, receiver, monkeypatch):
     """The other steps of its round are sent."""
-    encode = worker_module.encode_span
+    encode = ShapedSpanEncoder.encode
 
-    def fail_once(**kwargs):
-        if kwargs["attributes"].get("argus.step.ordinal") == 1:
-            raise OverflowError
-        return encode(**kwargs)
+    def fail_once(self, spans):
+        for span in spans:
+            ints = dict(zip(span.shape.ints, span.values))
+            if ints.get(names.ARGUS_STEP_ORDINAL) == 1:
+                raise OverflowError
+        return encode(self, spans)
 
-    monkeypatch.setattr(worker_module, "encode_span", fail_once)
+    monkeypatch.setattr(ShapedSpanEncoder, "encode", fail_once)
     for ordinal in range(3):
         step(worker, ordinal)
     assert worker.flush(30)
@@ -139,7 +143,10 @@ def test_shaped_spans_are_sent_in_their_scopes_and_a_wrong_one_costs_only_itself
     spans[40] = shaped_span(shape, b"t" * 16, 41)  # without its values
     spans.append(shaped_span(other, b"t" * 16, 301))
 
-    worker._submit(Condensed(identity=IDENTITY, digests=[], shaped=spans), worker_module._Pause())
+    by_scope = {"a": spans[:-1], "b": spans[-1:]}
+    worker._submit(
+        Condensed(identity=IDENTITY, digests=[], shaped=by_scope), worker_module._Pause()
+    )
     assert worker.flush(30)
 
     numbers = [span.attributes["i"] for span in receiver.spans(name="n")]
