@@ -6,7 +6,7 @@ Shape legend: A = all steps, R = ranks, E = expert positions of one stage.
 from __future__ import annotations
 
 from math import log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from argus_otel.detect.api import (
     Params,
     Run,
     abstain_run,
+    expert_tokens,
     join_numbers,
     lasting_or_sudden,
     lowest_mean,
@@ -48,12 +49,20 @@ def detect(run: Run, params: Params) -> Diagnosis:
     if np.isnan(work_AR).all():
         return abstain_run(run, params, "missing_data", "compute or busy time of each rank")
     found: list[Finding] = []
+    unexplained: list[str] = []
     single = False
     for stage, held_E in _positions(run, experts):
         if min(held.size for held in held_E) < 2:
             single = True
             continue
-        found += _of_stage(run, params, work_AR, stage, held_E)
+        for finding in _of_stage(run, params, work_AR, stage, held_E):
+            if isinstance(finding, str):
+                unexplained.append(finding)
+            else:
+                found.append(finding)
+    if unexplained:
+        said = abstain_run(run, params, "some_tokens_do_not_explain", "; ".join(unexplained))
+        return Diagnosis(findings=tuple(found), abstentions=said.abstentions)
     if not found and single:
         return abstain_run(
             run,
@@ -90,7 +99,8 @@ def _positions(
 
 def _of_stage(
     run: Run, params: Params, work_AR: Floats, stage: int, held_E: list[NDArray[np.int64]]
-) -> Iterator[Finding]:
+) -> Iterator[Finding | str]:
+    """Positions that are slow, or in words those whose tokens say that it is something else."""
     middle_AE = np.stack([median_over(work_AR[:, held], axis=1) for held in held_E], axis=1)
     log_AE = np.log(middle_AE)
     above_AE = log_AE - lowest_mean(log_AE, axis=1)[:, None]
@@ -108,8 +118,14 @@ def _of_stage(
         each_R = median_over(work_AR[over_A][:, held], axis=0) / (usual_s / ratio)
         if float(lowest_mean(each_R, axis=0)) < ratio ** params["alike"]:
             continue
-        tokens = run.columns["tokens"][over_A]
+        tokens = _tokens(run, over_A, held_E, position)
         ranks = join_numbers([int(run.ranks_R[rank]) for rank in held])
+        if tokens is not None and tokens.ratio < ratio ** params["explained"]:
+            yield (
+                f"what else keeps position {position} of stage {stage} (ranks {ranks}): it takes "
+                f"{ratio:.2f} times as long with {tokens.ratio:.2f} times the tokens of the others"
+            )
+            continue
         passes = 1 if run.passes is None else run.passes.chunk_M.size
         yield make_run_finding(
             run,
@@ -121,8 +137,8 @@ def _of_stage(
             slowdown=ratio,
             lost_s=passes * usual_s * (1 - 1 / ratio),
             summary=f"The experts at position {position} of stage {stage} take {ratio:.2f} times as "
-            f"long as the others, on all ranks that hold them ({ranks}): more tokens go there, "
-            "no node is bad.",
+            f"long as the others, on all ranks that hold them ({ranks}): "
+            f"{_hot_words(tokens)}; no node is bad.",
             evidence={
                 "pattern": "expert",
                 "expert_position": position,
@@ -131,16 +147,59 @@ def _of_stage(
                 "replicas": int(held.size),
                 "work_s": round(usual_s, 6),
                 "reference_work_s": round(usual_s / ratio, 6),
-                "tokens_ratio": _tokens_ratio(tokens, held, held_E),
+                **_token_evidence(tokens),
             },
         )
 
 
-def _tokens_ratio(
-    tokens_AR: Floats, held: NDArray[np.int64], held_E: list[NDArray[np.int64]]
-) -> float | None:
-    """Tokens of these ranks over those of the middle position; None where not known."""
-    usual_R = median_over(tokens_AR, axis=0)
-    middle = median_over(np.array([median_over(usual_R[one], axis=0) for one in held_E]), axis=0)
-    ratio = float(median_over(usual_R[held], axis=0) / middle)
-    return round(ratio, 3) if np.isfinite(ratio) else None
+class _Tokens(NamedTuple):
+    """What the router sends to one position, in a usual step that shows it."""
+
+    ratio: float
+    """Tokens of a rank of this position over those of the quarter with fewest."""
+    expert: int
+    """Number in the stage of the busiest expert here: positions hold them in blocks."""
+    tokens: float
+    usual: float
+    """Of an expert of those."""
+
+
+def _tokens(
+    run: Run, over_A: NDArray[np.bool_], held_E: list[NDArray[np.int64]], position: int
+) -> _Tokens | None:
+    """None where tokens of experts are not known of every position."""
+    tokens_RX = expert_tokens(run, over_A)
+    if tokens_RX is None:
+        return None
+    # Replicas route alike; the middle of them is what a position gets.
+    tokens_EX = np.stack([median_over(tokens_RX[held], axis=0) for held in held_E])
+    experts = tokens_EX.shape[1]
+    if np.isnan(tokens_EX).any():
+        return None
+    total_E = tokens_EX.sum(axis=1)
+    reference = max(float(lowest_mean(total_E, axis=0)), 1.0)
+    hot = int(tokens_EX[position].argmax())
+    return _Tokens(
+        ratio=float(total_E[position]) / reference,
+        expert=position * experts + hot,
+        tokens=float(tokens_EX[position, hot]),
+        usual=reference / experts,
+    )
+
+
+def _hot_words(tokens: _Tokens | None) -> str:
+    if tokens is None:
+        return "more tokens go there"
+    times = tokens.tokens / max(tokens.usual, 1.0)
+    return f"expert {tokens.expert} gets {times:.2f} times the tokens of a usual one"
+
+
+def _token_evidence(tokens: _Tokens | None) -> dict[str, Any]:
+    if tokens is None:
+        return {"tokens_ratio": None}
+    return {
+        "tokens_ratio": round(tokens.ratio, 3),
+        "hot_expert": tokens.expert,
+        "hot_expert_tokens": round(tokens.tokens),
+        "usual_expert_tokens": round(tokens.usual),
+    }

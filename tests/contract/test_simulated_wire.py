@@ -11,7 +11,12 @@ from argus_otel.simulate.model import Model
 from argus_otel.simulate.tables import RunName, TableMaker
 from argus_otel.store.digests import Received
 from argus_otel.store.spans import Origin
-from argus_otel.store.tables import collectives_table, kernels_table, steps_table
+from argus_otel.store.tables import (
+    collectives_table,
+    experts_table,
+    kernels_table,
+    steps_table,
+)
 from argus_otel.wire.digest import decode_digest, encode_digests
 
 CLUSTERS = {
@@ -50,6 +55,8 @@ def test_tables_equal_those_of_a_store_that_the_digests_were_sent_to(cluster):
 
     assert tables.kernels.num_rows == 8 * tables.steps.num_rows
     assert kernels_table(received).equals(tables.kernels)
+    assert experts_table(received).equals(tables.experts)
+    assert bool(tables.experts.num_rows) == (cluster.ep > 1)
     for name in stored_operations.column_names:
         assert stored_operations[name].equals(tables.collectives[name]), name
     for name in stored_steps.column_names:

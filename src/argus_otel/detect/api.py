@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from argus_otel.detect.definition import Params
+from argus_otel.detect.experts import expert_tokens
 from argus_otel.detect.frame import WARM_UP_STEPS
 from argus_otel.detect.kernels import KernelComparison, compare_kernels
 from argus_otel.detect.lateness import Lateness, lateness
@@ -74,6 +75,7 @@ __all__ = [
     "device_texts",
     "device_values",
     "event_seconds",
+    "expert_tokens",
     "join_by_onset",
     "join_numbers",
     "lasting",

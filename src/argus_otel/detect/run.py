@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from argus_otel.detect.operations import Operations, OperationsBuilder
 from argus_otel.detect.peers import SAMPLED_STEPS, TOPOLOGY, Peers, find_peers
-from argus_otel.tables.schemas import GROUPS, RANKS
+from argus_otel.tables.schemas import EXPERTS, GROUPS, KERNELS, RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,7 +128,7 @@ class Run:
     """Schema HEARTBEATS, as received."""
     peers: Peers
     rows: ReadRows | None = None
-    """Reads what is too large to be held, for a finding: rows of ``kernels``."""
+    """Reads what is too large to be held, for a finding: rows of ``kernels`` or ``experts``."""
     cached: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """What several detectors derive from it, such as ``transfers``."""
 
@@ -172,7 +172,7 @@ class RunBuilder:
 
     rows: ReadRows | None = None
     """See ``Run.rows``; by default those of the tables that were added."""
-    _kernels: list[pa.Table] = field(default_factory=list)
+    _late: dict[str, list[pa.Table]] = field(default_factory=dict)
     _ranks: pa.Table = field(default_factory=RANKS.empty_table)
     _groups: pa.Table = field(default_factory=GROUPS.empty_table)
     _rows: list[_Rows] = field(default_factory=list)
@@ -191,8 +191,9 @@ class RunBuilder:
         self._operations.add(tables.collectives, tables.groups)
         if tables.collectives.num_rows and not _topology_known(tables.ranks):
             self._samples.append(_sample(tables.collectives))
-        if tables.kernels.num_rows:
-            self._kernels.append(tables.kernels)
+        for name, table in (("kernels", tables.kernels), ("experts", tables.experts)):
+            if table.num_rows:
+                self._late.setdefault(name, []).append(table)
         if tables.micro_batches.num_rows:
             self._passes.append(_pass_block(tables.micro_batches))
         for held, table in (
@@ -290,7 +291,7 @@ class RunBuilder:
             events=_events(pa.concat_tables(self._events), ranks_R),
             devices=pa.concat_tables(self._devices),
             heartbeats=pa.concat_tables(self._heartbeats),
-            rows=self.rows or _reader_of(self._kernels),
+            rows=self.rows or _reader_of(self._late),
             peers=find_peers(self._ranks, self._groups, self._samples, ranks_R, ordinals_A),
         )
 
@@ -303,16 +304,15 @@ def run_of(*blocks: RunTables, rows: ReadRows | None = None) -> Run:
     return builder.build()
 
 
-def _reader_of(kernels: Sequence[pa.Table]) -> ReadRows | None:
-    if not kernels:
-        return None
-    whole = pa.concat_tables(kernels)
+def _reader_of(late: Mapping[str, Sequence[pa.Table]]) -> ReadRows:
+    whole = {"kernels": KERNELS.empty_table(), "experts": EXPERTS.empty_table()}
+    whole |= {name: pa.concat_tables(parts) for name, parts in late.items()}
 
-    def read(_: str, steps: tuple[int, int], ranks: Sequence[int] | None) -> pa.Table:
+    def read(table: str, steps: tuple[int, int], ranks: Sequence[int] | None) -> pa.Table:
         wanted = (pc.field("ordinal") >= steps[0]) & (pc.field("ordinal") < steps[1])
         if ranks is not None:
             wanted &= pc.field("rank").isin(pa.array(ranks, pa.int32()))
-        return whole.filter(wanted)
+        return whole[table].filter(wanted)
 
     return read
 

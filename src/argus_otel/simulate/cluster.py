@@ -75,6 +75,8 @@ class Cluster:
     model_bytes: int = 8 << 30
     tokens: float = 0.0
     """Tokens of a micro-batch; 0 is not known."""
+    local_experts: int = 4
+    """Experts that a rank holds, where ``ep`` is above 1."""
 
     noise: float = 0.02
     """Log-normal sigma of one rank's compute in one step."""
@@ -129,8 +131,8 @@ class Cluster:
                 "because a step of all of them is held in memory at once"
             )
             raise ValueError(msg)
-        if self.ranks_per_host < 1 or self.buckets < 1:
-            msg = f"cluster {self.name}: ranks_per_host and buckets are at least 1"
+        if min(self.ranks_per_host, self.buckets, self.local_experts) < 1:
+            msg = f"cluster {self.name}: ranks_per_host, buckets and local_experts are at least 1"
             raise ValueError(msg)
         if self.sharding not in get_args(Sharding):
             known = ", ".join(get_args(Sharding))

@@ -55,6 +55,8 @@ class Conditions:
     """GPU clock against its usual one."""
     variation: float
     """Log-normal sigma of the tokens of a micro-batch."""
+    busy_experts: list[tuple[Bools, float, int]] = field(default_factory=list)
+    """Ranks that get so many times their tokens, all that is more of it for one of their experts."""
     late_passes: dict[tuple[int, int], tuple[Bools, float]] = field(default_factory=dict)
     """(stage, micro-batch) → ranks whose forward pass is late, and by how many seconds."""
     reported_R: Bools
@@ -153,6 +155,11 @@ def _compute(e: _Effect, size: Mapping[str, float]) -> None:
         of_class[e.hit] *= size["factor"]
 
 
+def _expert(e: _Effect, size: Mapping[str, float]) -> None:
+    e.now.compute_R[e.hit] *= size["factor"]
+    e.now.busy_experts.append((e.hit, size["factor"], int(size["index"])))
+
+
 def _link(e: _Effect, size: Mapping[str, float]) -> None:
     if e.fault.axis is not None and e.fault.group is not None:
         e.now.group_transfer[e.fault.axis, e.fault.group] = size["factor"]
@@ -237,7 +244,7 @@ def _stop(e: _Effect, _: Mapping[str, float]) -> None:
 _EFFECTS: Final[Mapping[str, Callable[[_Effect, Mapping[str, float]], None]]] = {
     "compute": _compute,
     "stage": _compute,
-    "expert": _compute,
+    "expert": _expert,
     "link": _link,
     "comm": _link,
     "micro_batch": _micro_batch,

@@ -37,9 +37,12 @@ def digests_of(tables: RunTables) -> Iterator[StepDigest]:
         for row in tables.groups.to_pylist()
     }
     kernels = dict(_sketches(tables.kernels))
+    experts = {
+        (row["ordinal"], row["rank"]): tuple(row["tokens"]) for row in tables.experts.to_pylist()
+    }
     for row in tables.steps.to_pylist():
         step = (row["ordinal"], row["rank"])
-        yield _digest(row, operations[step], infos, kernels.get(step))
+        yield _digest(row, operations[step], infos, kernels.get(step), experts.get(step, ()))
 
 
 def _digest(
@@ -47,6 +50,7 @@ def _digest(
     operations: list[Mapping[str, Any]],
     infos: Mapping[int, str],
     kernels: Sketch | None,
+    expert_tokens: tuple[int, ...],
 ) -> StepDigest:
     counts = {count["group"]: count["count"] for count in row["boundary_counts"]}
     sync = _sync(row["rank"], operations, counts)
@@ -68,6 +72,7 @@ def _digest(
         tokens=row["tokens"],
         samples=row["samples"],
         sum_len2=row["sum_len2"],
+        expert_tokens=expert_tokens,
         memory_bytes=row["memory_bytes"],
         phases=PhaseColumns(
             name=[PHASES.index(phase["name"]) for phase in row["phases"]],

@@ -81,7 +81,8 @@ KINDS: Final[Mapping[str, Kind]] = {
         everywhere=True, variation=0.3,
     ),
     "expert": _kind(
-        "expert_imbalance", "an expert gets `factor` times its share of the tokens", factor=2.0
+        "expert_imbalance", "a rank gets `factor` times its tokens, for its expert number `index`",
+        factor=2.0, index=0,
     ),
     "input": _kind(
         "input_stall", "a batch comes `extra_s` late", everywhere=True, extra_s=0.1
@@ -186,9 +187,11 @@ def parse_fault(text: str, cluster: Cluster) -> Fault:
             raise _bad(text, f"saying {key}={given[key]}", f"{key} to be {least}")
     if given.get("kernel") and given["kernel"] not in KERNEL_CLASSES:
         raise _bad(text, f"saying kernel={given['kernel']}", f"one of {', '.join(KERNEL_CLASSES)}")
-    if sizes.get("index", 0) >= cluster.micro_batches:
-        expected = f"a micro-batch from 0 to {cluster.micro_batches - 1}"
-        raise _bad(text, f"on micro-batch {sizes['index']:g}", expected)
+    what, count = "a micro-batch", cluster.micro_batches
+    if name == "expert":
+        what, count = "an expert", cluster.local_experts
+    if sizes.get("index", 0) >= count:
+        raise _bad(text, f"with index={sizes['index']:g}", f"{what} from 0 to {count - 1}")
     first = _whole(text, "from", given.get("from", "0"))
     until = _whole(text, "to", given["to"]) if "to" in given else None
     if until is not None and until <= first:

@@ -36,6 +36,9 @@ PHASES: Final = ("between", "data.wait", "forward", "backward", "optimizer.step"
 _BETWEEN, _DATA, _FORWARD, _BACKWARD, _OPTIMIZER = range(len(PHASES))
 _LINEAR_SHARE: Final = 0.7
 """Of a pass's compute, what grows with the tokens; the rest (attention) grows with their square."""
+_EXPERTS_A_TOKEN: Final = 2
+_ROUTING_NOISE: Final = 0.03
+"""Log-normal sigma of one expert's tokens in one step, where the router balances them."""
 _WARM_UP: Final = (3.0, 2.0, 1.5)
 
 
@@ -80,6 +83,8 @@ class StepArrays:
     """What kernels take in forward, backward and optimizer, [3, R]: without pauses of the host."""
     kernel_factors: Mapping[str, Floats]
     """Class of kernels → how much longer it takes than the other classes [R]; 1 where not named."""
+    expert_tokens_RX: Ints | None
+    """Tokens of each of a rank's experts; None where there are none, or nobody counts."""
     clock_ratio_R: Floats
     """GPU clock against its usual one."""
     reported_R: Bools
@@ -137,6 +142,7 @@ class Model:
     def __init__(self, cluster: Cluster, faults: Sequence[Fault], seed: int) -> None:
         self.cluster, self.faults, self.seed = cluster, tuple(faults), seed
         self._random = np.random.default_rng(seed)
+        self._routing = np.random.default_rng((seed, 3))
         self._n = cluster.ranks // cluster.pp
         self.order = dependency_order(cluster.pp, cluster.micro_batches, cluster.chunks)
         self._slot_of_pass: dict[tuple[int, Work, str], int] = {}
@@ -288,6 +294,7 @@ class Model:
             arrival_RK=run.arrival_RK, end_RK=run.end_RK, pass_start_RM2=run.pass_start_RM2,
             pass_RM2=run.pass_RM2, clock_ratio_R=now.clock_R,
             compute_PR=self._compute(now, factor_R, length_DM), kernel_factors=now.kernel_factors,
+            expert_tokens_RX=self._expert_tokens(now, tokens_R),
             reported_R=now.reported_R & (not stopped), events=now.events,
             heartbeats=self._heartbeats(now), devices=now.devices, stopped=stopped,
         )  # fmt: skip
@@ -323,6 +330,18 @@ class Model:
         dp_R = c.places["dp"]
         tokens_DM = c.tokens * length_DM
         return work_DM, tokens_DM.sum(1)[dp_R], (tokens_DM**2).sum(1)[dp_R]
+
+    def _expert_tokens(self, now: Conditions, tokens_R: Floats) -> Ints | None:
+        """Each token goes to ``_EXPERTS_A_TOKEN`` of the experts, nearly evenly."""
+        c = self.cluster
+        if c.ep == 1 or not c.tokens:
+            return None
+        usual_R = tokens_R * _EXPERTS_A_TOKEN / c.local_experts
+        noise_RX = self._routing.normal(0, _ROUTING_NOISE, (c.ranks, c.local_experts))
+        tokens_RX = usual_R[:, None] * np.exp(noise_RX)
+        for hit, factor, index in now.busy_experts:
+            tokens_RX[hit, index] += usual_R[hit] * c.local_experts * (factor - 1)
+        return np.rint(np.maximum(tokens_RX, 0)).astype(np.int64)
 
     def _transfer(self, axis: str, stage: int | None, base_s: float, now: Conditions) -> Floats:
         """How long an operation of each group along an axis transfers now [G]."""

@@ -23,6 +23,7 @@ from argus_otel.tables.schemas import (
     COLLECTIVES,
     DEVICES,
     EVENTS,
+    EXPERTS,
     GROUPS,
     HEARTBEATS,
     KERNELS,
@@ -202,6 +203,7 @@ class TableMaker:
             devices=self._devices(held),
             heartbeats=self._heartbeats(held),
             kernels=self._kernel_rows(held),
+            experts=self._expert_rows(held),
         )
 
     def _steps(self, held: Sequence[StepArrays]) -> pa.Table:
@@ -375,6 +377,20 @@ class TableMaker:
                 for rank in sorted(odd)
             ]  # fmt: skip
         return self._rows(DEVICES, rows)
+
+    def _expert_rows(self, held: Sequence[StepArrays]) -> pa.Table:
+        tokens = [a.expert_tokens_RX for a in held if a.expert_tokens_RX is not None]
+        if not tokens:
+            return EXPERTS.empty_table()
+        step, rank = np.nonzero(np.stack([a.reported_R for a in held]))
+        of_row = np.stack(tokens)[step, rank]
+        offsets = np.arange(0, of_row.size + 1, of_row.shape[1], dtype=np.int32)
+        columns = {
+            "ordinal": np.array([a.ordinal for a in held])[step],
+            "rank": rank,
+            "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(of_row.reshape(-1))),
+        }
+        return self._table(EXPERTS, columns, rank.size)
 
     def _kernel_rows(self, held: Sequence[StepArrays]) -> pa.Table:
         if not self._cluster.gpu:

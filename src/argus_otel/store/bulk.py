@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 STEP_TABLES: Final = ("steps", "collectives", "micro_batches", "devices", "events", "heartbeats")
 """Tables whose rows belong to a step: each block brings its own."""
-LATE_TABLES: Final = ("kernels",)
+LATE_TABLES: Final = ("kernels", "experts")
 """As those; of interest only when something has been found, so that no block that is read has them."""
 
 _GROUP_ROWS: Final = 1_000_000

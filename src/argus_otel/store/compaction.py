@@ -34,6 +34,7 @@ _BY_STEP: Final = (
     "devices",
     "heartbeats",
     "kernels",
+    "experts",
 )
 
 

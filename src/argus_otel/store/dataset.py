@@ -3,7 +3,7 @@
     <run_id>-<nonce8>/
         manifest.json             schema, generation, summary, files by table
         steps/00000007.parquet    … collectives/ ranks/ groups/ spans/, and where there are any
-                                  events/ micro_batches/ devices/ heartbeats/ kernels/
+                                  events/ micro_batches/ devices/ heartbeats/ kernels/ experts/
 
 A data file is written beside its name, fsynced and renamed; then the manifest is switched by one
 rename. So a file that the manifest does not list does not exist for a reader, a killed writer
@@ -30,6 +30,7 @@ from argus_otel.tables.schemas import (
     COLLECTIVES,
     DEVICES,
     EVENTS,
+    EXPERTS,
     GROUPS,
     HEARTBEATS,
     KERNELS,
@@ -59,6 +60,7 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
     "devices": DEVICES,
     "heartbeats": HEARTBEATS,
     "kernels": KERNELS,
+    "experts": EXPERTS,
 }
 """``events`` holds those that came as rows; those that came as spans are read from ``spans``."""
 

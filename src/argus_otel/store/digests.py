@@ -82,7 +82,12 @@ def read_digests(spans: Iterable[Span]) -> Digests:
 def _check(digest: StepDigest) -> None:
     """Refuse what would not fit the tables, so that one bad span never costs a whole batch."""
     sync = digest.sync
-    whole_numbers = (digest.iteration or 0, digest.memory_bytes or 0, digest.drops)
+    whole_numbers = (
+        digest.iteration or 0,
+        digest.memory_bytes or 0,
+        digest.drops,
+        *digest.expert_tokens,
+    )
     if not 0 <= digest.rank <= MAX_INT32 or not 0 <= digest.ordinal <= _MAX_ORDINAL:
         msg = f"no such step and rank: {digest.ordinal}, {digest.rank}"
     elif digest.end_ns < digest.start_ns:

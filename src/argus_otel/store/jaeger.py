@@ -20,6 +20,7 @@ from argus_otel.store.origins import merge_origins
 from argus_otel.store.span_table import spans_table
 from argus_otel.store.tables import (
     collectives_table,
+    experts_table,
     kernels_table,
     ranks_table,
     steps_table,
@@ -49,7 +50,7 @@ _AHEAD_NS: Final = 3600 * 10**9
 _OPERATIONS: Final = (names.SPAN_RANK_STEP, names.SPAN_RANK_START)
 """What is searched for: a run has steps, or at least ranks that came up."""
 
-_LATE: Final = {"kernels": kernels_table}
+_LATE: Final = {"kernels": kernels_table, "experts": experts_table}
 """How each table that is read for a finding alone is made."""
 
 _MARGIN_NS: Final = 10**9

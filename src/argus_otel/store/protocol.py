@@ -83,7 +83,7 @@ class Store(Protocol):
 
         Args:
             run: From ``runs`` or ``resolve``.
-            table: ``kernels``, which no other call here reads.
+            table: ``kernels`` or ``experts``, which no other call here reads.
             steps: First ordinal, and the one after the last.
             ranks: Of these; None for all.
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from argus_otel.store.sequences import sequence_numbers
 from argus_otel.tables.kernels import rows_of, sketch_column
-from argus_otel.tables.schemas import COLLECTIVES, KERNELS, RANKS, STEPS
+from argus_otel.tables.schemas import COLLECTIVES, EXPERTS, KERNELS, RANKS, STEPS
 from argus_otel.wire.digest import OPS, PHASES
 from argus_otel.wire.kernels import REST
 
@@ -136,6 +136,19 @@ def kernels_table(received: Sequence[Received]) -> pa.Table:
     ]
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
     return _table(KERNELS, {**columns, "sketch": pa.concat_arrays(packed)}, len(rows))
+
+
+def experts_table(received: Sequence[Received]) -> pa.Table:
+    """One row for each digest that knows the tokens of its experts, in the order given."""
+    known = [item for item in received if item.digest.expert_tokens]
+    columns = {
+        "run": [item.origin.run for item in known],
+        "attempt": [item.origin.attempt for item in known],
+        "ordinal": [item.digest.ordinal for item in known],
+        "rank": [item.digest.rank for item in known],
+        "tokens": [list(item.digest.expert_tokens) for item in known],
+    }
+    return _table(EXPERTS, columns, len(known)) if known else EXPERTS.empty_table()
 
 
 def ranks_table(origins: Iterable[Origin]) -> pa.Table:

@@ -17,6 +17,7 @@ from argus_otel.store.seen import SeenSteps
 from argus_otel.store.span_table import spans_table
 from argus_otel.store.tables import (
     collectives_table,
+    experts_table,
     kernels_table,
     ranks_table,
     steps_table,
@@ -173,6 +174,7 @@ class _RunWriter:
                 "steps": steps_table(received),
                 "collectives": collectives_table(received),
                 "kernels": kernels_table(received),
+                "experts": experts_table(received),
                 "ranks": ranks_table(changed),
                 "groups": groups_table(run, attempt, groups),
                 "spans": spans_table(spans, unpacked=self._unpacked(spans, damaged)),

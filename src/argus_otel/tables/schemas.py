@@ -166,6 +166,15 @@ KERNELS = _schema(
 """Durations of a step's kernels: a row each of the largest (name, stream, phase), and one of the
 rest, without stream and phase. ``sketch`` is read by ``wire.sketch``."""
 
+EXPERTS = _schema(
+    ("run", pa.string(), False),
+    ("attempt", pa.int32(), False),
+    ("ordinal", pa.int64(), False),
+    ("rank", pa.int32(), False),
+    ("tokens", pa.list_(pa.int64()), False),
+)
+"""Tokens of each expert that a rank holds, in their order; a row a rank and step that knows them."""
+
 HEARTBEATS = _schema(
     ("run", pa.string(), False),
     ("attempt", pa.int32(), False),
@@ -221,6 +230,8 @@ class RunTables:
     kernels: pa.Table = field(default_factory=KERNELS.empty_table)
     """From who makes a run; a store leaves it empty, for it is the largest table by far, and is asked
     for the few rows that a finding needs (``Store.rows``)."""
+    experts: pa.Table = field(default_factory=EXPERTS.empty_table)
+    """As ``kernels``."""
     damaged_digests: int = 0
     """Digests that were received but could not be read, so have no row."""
 

@@ -8,7 +8,7 @@ slowest rank. Or it names a cluster for the simulator, with what differs from it
     simulate: {cluster: ddp-8, noise: 0.04, steps: 60, seed: 3, faults: ["link:rank=3,factor=4"]}
 
 ``unknown`` lists columns of the steps that nobody measured; of a simulated run also ``ends`` (of all
-collectives), ``passes`` (of micro-batches) and ``kernels``; ``without_kernels`` lists ranks that sent
+collectives), ``passes`` (of micro-batches), ``kernels`` and ``experts``; ``without_kernels`` lists ranks that sent
 none of these.
 
 Rows of ``events``, ``devices`` and ``heartbeats`` may be added to either: ``rank`` may be
@@ -241,9 +241,9 @@ def _simulated(data: Mapping[str, Any]) -> RunTables:
     if "passes" in unknown:
         tables = replace(tables, micro_batches=tables.micro_batches.slice(0, 0))
     silent = data.get("without_kernels", ())
-    if "kernels" in unknown:
-        tables = replace(tables, kernels=tables.kernels.slice(0, 0))
-    elif silent:
+    for name in unknown & {"kernels", "experts"}:
+        tables = replace(tables, **{name: getattr(tables, name).slice(0, 0)})
+    if silent:
         kept = ~pc.field("rank").isin(pa.array(silent, pa.int32()))
         tables = replace(tables, kernels=tables.kernels.filter(kept))
     return replace(tables, steps=_without(tables.steps, unknown & set(STEPS.names)))

@@ -102,6 +102,17 @@ def test_no_more_kernels_than_a_digest_keeps_and_none_without_a_gpu():
     assert tables.kernels.num_rows == 0
 
 
+def test_a_busy_expert_gets_all_that_is_more():
+    """Position 3 of 8 gets 1.5 times its tokens, the last of its four experts all of the rest."""
+    _, tables = run(PRESETS["moe-64"], "expert:axis=edp,group=3,factor=1.5,index=3")
+
+    assert tables.experts.num_rows == tables.steps.num_rows
+    usual = 2 * 2 * 4096 / 4  # two micro-batches, two experts a token, four experts a rank
+    for row in tables.experts.to_pylist():
+        more = 2 * usual if row["rank"] in (3, 11, 19, 27) else 0
+        assert row["tokens"] == pytest.approx([usual, usual, usual, usual + more], rel=0.15)
+
+
 def test_ranks_that_do_not_report_have_no_kernels():
     """What is lost is lost whole."""
     _, tables = run(replace(PRESETS["ddp-8"], lost_rows=0.5))

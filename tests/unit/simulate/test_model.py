@@ -163,6 +163,7 @@ def test_every_kind_of_fault_does_something(kind):
         ("link:axis=pp", "edp"),
         ("link:axis=dp,group=4", "0 to 0"),
         ("micro_batch:rank=0,index=1", "from 0 to 0"),
+        ("expert:rank=0,index=4", "an expert from 0 to 3"),
     ],
 )
 def test_a_fault_that_cannot_be_is_refused_with_what_could_be(text, says):

@@ -33,7 +33,9 @@ from argus_otel.tables.schemas import (
 
 RUN = "00c0ffee00c0ffee"
 TABLES = [
-    field.name for field in fields(RunTables) if field.name not in ("damaged_digests", "kernels")
+    field.name
+    for field in fields(RunTables)
+    if field.name not in ("damaged_digests", "kernels", "experts")
 ]
 
 

@@ -232,7 +232,10 @@ def test_kernels_read_the_same_as_from_the_embedded_store(tmp_path, job_spans, o
             durations, name, np.full(name.size, 7), np.full(name.size, 2),
             names=[f"kernel_{code}" for code in range(10)],
         )  # fmt: skip
-        return example_digest(ordinal, rank, kernels=kernels if rank else None)
+        tokens = (rank, 40 - rank) if rank > 1 else ()
+        return example_digest(
+            ordinal, rank, kernels=kernels if rank else None, expert_tokens=tokens
+        )
 
     spans = job_spans(steps=range(4), digest=digest)
     with ParquetWriter(tmp_path) as writer:
@@ -251,6 +254,9 @@ def test_kernels_read_the_same_as_from_the_embedded_store(tmp_path, job_spans, o
     one = store.rows(store.resolve("latest"), "kernels", (2, 3), [3])
     rows = read_sketch_column(one["sketch"])
     assert rows.count.sum() == 80
+    experts = store.rows(store.resolve("latest"), "experts", (1, 3))
+    assert experts.equals(parquet.rows(parquet.resolve("latest"), "experts", (1, 3)))
+    assert experts["tokens"].to_pylist() == [[2, 38], [3, 37]] * 2
     attributes = parquet.spans(parquet.resolve("latest"))["attributes"].to_pylist()
     assert not any("kernel" in text for text in attributes)
 

@@ -80,13 +80,26 @@ def test_kernels_come_back_from_a_digest():
     assert attributes[names.ARGUS_KERNEL_NAMES] == list(step.names)
 
 
+def test_tokens_of_experts_come_back_from_a_digest():
+    """As a list of whole numbers, which people can read in Jaeger."""
+    digest = example_digest(3, 1, expert_tokens=(2048, 0, 1985))
+
+    attributes = encode_digest(digest)
+
+    assert list(attributes[names.ARGUS_WORK_EXPERT_TOKENS]) == [2048, 0, 1985]
+    assert decode_digest(attributes, 0, 1).expert_tokens == (2048, 0, 1985)
+    for damaged in (3, "many", [None]):
+        with pytest.raises(ValueError, match=r"expert_tokens is not a list of whole numbers"):
+            decode_digest({**attributes, names.ARGUS_WORK_EXPERT_TOKENS: damaged}, 0, 1)
+
+
 def test_a_digest_without_kernels_has_no_attribute_of_them():
     """A job without a GPU sends what it always sent; older digests are read as before."""
     digest = example_digest(3, 1)
 
     attributes = encode_digest(digest)
 
-    assert not [name for name in attributes if "kernel" in name]
+    assert not [name for name in attributes if "kernel" in name or "expert" in name]
     assert decode_digest(attributes, digest.start_ns, digest.end_ns).kernels is None
 
 
