@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
 from argus_otel.wire.digest import decode_digest
-from argus_otel.wire.identity import Group, UncaughtException
+from argus_otel.wire.identity import Compilation, Group, UncaughtException
 
 
 def flatten(parts):
@@ -62,7 +62,7 @@ moments = st.lists(
             [
                 events.COLLECTIVE, events.END, events.WAIT, events.DATA, events.FORWARD,
                 events.BACKWARD, events.OPTIMIZER, events.PHASE, events.GC, events.EXCEPTION,
-                events.WORK, events.VOID,
+                events.WORK, events.VOID, events.COMPILATION,
             ]
         ),
         st.integers(0, 90),
@@ -74,6 +74,9 @@ moments = st.lists(
 steps = st.lists(moments, min_size=1, max_size=4)
 
 
+COMPILATIONS = [Compilation(function=f"f{n % 6}", reason=f"guard {n}") for n in range(12)]
+
+
 def write(job, moments, at_ms):
     """One step of 100 ms; events in the order of their ends, as threads would record them."""
     for kind, begin, duration, n in sorted(moments, key=lambda m: m[1] + m[2]):
@@ -82,7 +85,7 @@ def write(job, moments, at_ms):
             op = ("all_reduce", "send", "recv", "barrier")[n % 4]
             peer = n % 3 - 1 if op in {"send", "recv"} else -1
             job.collective(t0, op=op, is_async=n > 5, group=n % 2, op_id=n, peer=peer)
-        elif kind == events.PHASE:
+        elif kind in {events.PHASE, events.COMPILATION}:
             job.event(kind, t0, t1, a=n)
         elif kind == events.EXCEPTION:
             job.event(kind, t0, 0, a=n)
@@ -104,6 +107,7 @@ def test_whatever_a_step_holds_its_timeline_stays_within_its_budget(make_job, st
         baseline_ratio=ratio,
         phase_names=[f"phase {n}" for n in range(12)],
         exceptions=[UncaughtException(type_name=f"E{n}", frames=()) for n in range(12)],
+        compilations=COMPILATIONS,
         groups=[
             Group(key=n + 1, description="g", ranks=(0, 1), era=0, blocks_host=True)
             for n in range(2)
@@ -138,6 +142,7 @@ def test_whatever_a_step_holds_it_is_the_same_alone_and_among_others(make_job, s
             baseline_ratio=1.0,
             phase_names=[f"phase {n}" for n in range(12)],
             exceptions=[UncaughtException(type_name=f"E{n}", frames=()) for n in range(12)],
+            compilations=COMPILATIONS,
             groups=[
                 Group(key=n + 1, description="g", ranks=(0, 1), era=0, blocks_host=n == 0)
                 for n in range(2)
@@ -352,3 +357,37 @@ def test_columns_of_an_empty_step_are_empty(job):
     assert digest.sync.group == []
     assert digest.phases.name == []
     assert digest.step_s == pytest.approx(0.010)
+
+
+def test_what_was_compiled_is_a_span_a_function_and_the_rest_is_one(make_job):
+    """Longest first, with the time of all its compilations; the step is kept for everybody."""
+    job = make_job(
+        compilations=[
+            Compilation(function=name, reason=why)
+            for name, why in (("a", ""), ("b", "size"), ("b", "size"), ("c", ""), ("d", ""))
+        ]
+    )
+    for place, (t0, t1) in enumerate(
+        [(1001, 1002), (1003, 1008), (1010, 1015), (1020, 1023), (1030, 1032)]
+    ):
+        job.event(events.COMPILATION, t0, t1, a=place)
+    job.forward(1001, 1040).backward(1040, 1060).optimizer(1060, 1061).end(1062)
+
+    (part,) = job.take()
+
+    spans = [
+        span for span in part.shaped[scopes.TIMELINE] if span.shape.name == names.SPAN_COMPILATION
+    ]
+    assert [
+        (
+            span.shape.constants["code.function.name"],
+            span.shape.constants.get(names.ARGUS_COMPILATION_REASON),
+            span.values,
+        )
+        for span in spans
+    ] == [
+        ("b", "size", (2, pytest.approx(0.010))),
+        ("c", None, (1, pytest.approx(0.003))),
+        ("other functions", None, (2, pytest.approx(0.003))),
+    ]
+    assert part.digests[0].keep == "event"

@@ -400,6 +400,32 @@ def test_every_span_is_kept_with_its_attributes_and_step(tmp_path, job_spans):
     assert found["tokenize"]["run"] is None
 
 
+def test_a_compilation_is_an_event_with_its_reason_and_the_time_of_all_that_is_folded(
+    tmp_path, job_spans
+):
+    """From the first to the last of two there lies other work."""
+    compiled = timeline_span(
+        "compilation",
+        1,
+        2,
+        1_800_000_000_110_000_000,
+        1_800_000_000_160_000_000,
+        **{
+            "code.function.name": "Model.forward",
+            names.ARGUS_COMPILATION_REASON: "a size",
+            names.ARGUS_FOLD_COUNT: 2,
+            names.ARGUS_FOLD_DURATION: 0.02,
+        },
+    )
+
+    write(tmp_path, [compiled], [], job_spans())
+
+    (event,) = latest(tmp_path).events.to_pylist()
+    assert (event["kind"], event["name"], event["detail"], event["duration_s"]) == (
+        "compilation", "Model.forward", "a size", 0.02,
+    )  # fmt: skip
+
+
 def test_pauses_and_exceptions_become_events_of_their_step(tmp_path, job_spans):
     """The step that an exception ended has no digest; its trace id still says which it is."""
     pause = timeline_span(
