@@ -164,6 +164,8 @@ class Disturbed(nn.Module):
             self._head = torch.compile(_head, backend="aot_eager", dynamic=False)
         self._heap: list[Any] = []
         if given.collect_every and (self._slow or given.collect_together):
+            gc.collect()
+            gc.freeze()  # torch's own objects would take longer to walk than those
             make_garbage(self._heap, 1000 * given.heap)
         self._own_s = given.step_ms / 1000 / given.accumulate
         self.at_step = 0

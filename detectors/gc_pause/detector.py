@@ -28,18 +28,21 @@ def detect(window: Window, params: Params) -> Diagnosis:
     known_R = ~np.isnan(gc_SR).all(axis=0)
     if not known_R.any():
         return abstain(window, params, "missing_data", "time spent in the garbage collector")
-    pause_SR = np.nan_to_num(gc_SR)
     step_s = window.usual_step_s
+    pause_SR = _without_chance(np.nan_to_num(gc_SR), known_R, params["pause_share"] * step_s)
     longest_S = pause_SR.max(axis=1)
-    lost_S = np.maximum(longest_S - _paused_together(pause_SR[:, known_R]), 0.0)
-    over_S = lost_S >= params["pause_share"] * step_s
+    together_S = _paused_together(pause_SR[:, known_R])
+    lost_S = np.maximum(longest_S - together_S, 0.0)
+    # What all pause makes the step longer that the jitter is a part of.
+    over_S = lost_S >= params["pause_share"] * (step_s + together_S)
     lost_s = float(lost_S[over_S].sum()) / lost_S.size
     cost = lost_s / float(np.nanmean(window.job_step_s))
     if np.count_nonzero(over_S) < params["pauses"] or cost < params["cost"]:
         return Diagnosis()
 
     # Each step's loss is shared among the ranks that paused about as long as the longest in it.
-    guilty_SR = pause_SR[over_S] >= 0.5 * longest_S[over_S, None]
+    excess_SR = pause_SR[over_S] - together_S[over_S, None]
+    guilty_SR = excess_SR >= 0.5 * lost_S[over_S, None]
     charged_R = (guilty_SR * (lost_S[over_S] / guilty_SR.sum(axis=1))[:, None]).sum(axis=0)
     by_share = np.argsort(-charged_R, kind="stable")
     enough = np.cumsum(charged_R[by_share]) >= params["main_part"] * charged_R.sum()
@@ -77,6 +80,25 @@ def detect(window: Window, params: Params) -> Diagnosis:
             ),
         )
     )
+
+
+def _without_chance(
+    pause_SR: NDArray[np.float64], known_R: NDArray[np.bool_], least_s: float
+) -> NDArray[np.float64]:
+    """The pauses [S, R]; where most ranks pause in a step, without what a rank is longer by chance.
+
+    Ranks that collect at the same step do not take equally long, and in each step somebody takes
+    longest. Only who takes longer in three of four such steps keeps the others waiting, by so much
+    as it does in all those.
+    """
+    middle_S = _paused_together(pause_SR[:, known_R])
+    all_S = middle_S >= max(least_s, np.finfo(float).tiny)
+    if not all_S.any():
+        return pause_SR
+    longer_R = np.quantile(pause_SR[all_S] - middle_S[all_S, None], 0.25, axis=0)
+    steady = pause_SR.copy()
+    steady[all_S] = middle_S[all_S, None] + np.maximum(longer_R, 0.0)
+    return steady
 
 
 def _paused_together(pause_SR: NDArray[np.float64]) -> NDArray[np.float64]:
