@@ -45,9 +45,11 @@ def detect(window: Window, params: Params) -> Diagnosis:
     lasting_R = np.logical_and.reduce(
         [view.lasting(params["info_ratio"], params) for view in views]
     )
-    # On cores that others use too, a few slow steps in a row are weather.
-    begun_R = window.has_gpu_R & np.logical_and.reduce(
-        [view.just_begun(params["info_ratio"], params) for view in views]
+    # On cores that others use too, a few slow steps in a row are weather; so they are once others follow.
+    begun_R = (
+        window.has_gpu_R
+        & window.is_latest
+        & np.logical_and.reduce([view.just_begun(params["info_ratio"], params) for view in views])
     )
     lasting_R |= begun_R
     size_R = np.where(begun_R, np.fmax(own.ratio_R, own.recent_ratio_R), own.ratio_R)

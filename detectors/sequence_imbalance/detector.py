@@ -169,7 +169,27 @@ def _by_passes(run: Run, params: Params, settled_A: NDArray[np.bool_]) -> _Evide
     if min(float(np.std(forward)), float(np.std(backward))) < params["least_variation"]:
         return _Evidence("passes", 0.0, time_AR)
     correlation = float(np.corrcoef(forward, backward)[0, 1])
+    of_lengths = float(np.cov(forward, backward)[0, 1])
+    time_AR = _following(time_AR, of_lengths, micro_batches=int(run.passes.micro_batch_M.max()) + 1)
     return _Evidence("passes", correlation if correlation >= params["both_ways"] else 0.0, time_AR)
+
+
+def _following(time_AR: Floats, variance: float, *, micro_batches: int) -> Floats:
+    """Seconds [A, R] with that part of their spread that lengths account for; the rest is noise.
+
+    Args:
+        time_AR: Compute of a rank in a step.
+        variance: Of the logarithm of one micro-batch about the rank's mean in the step, by its length.
+        micro_batches: In a step: their mean varies by as much less.
+    """
+    log_AR = np.log(np.where(time_AR > 0, time_AR, np.nan))
+    middle_A = median_over(log_AR, axis=1)[:, None]
+    rest = log_AR - middle_A
+    about = float(np.nanmean(rest**2))
+    of_lengths = variance / max(micro_batches - 1, 1)
+    kept = np.sqrt(min(of_lengths / max(about, 1e-12), 1.0))
+    following: Floats = np.exp(middle_A + kept * rest)
+    return following
 
 
 def _usual(own: Floats, settled_A: NDArray[np.bool_]) -> float:

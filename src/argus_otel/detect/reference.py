@@ -23,6 +23,7 @@ from argus_otel.detect.statistics import (
     luck_of_fastest_quarter,
     luck_of_slowest,
     median_over,
+    pooled_spread,
     scatter,
     spread_of_faster_half,
 )
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 
 RECENT_STEPS: Final = 5
 """The latest steps, in which 3 must be over (DESIGN, detection)."""
+
+
+_SMALL: Final = 8
+"""Of fewer peers the scatter is measured on few values, and the groups of the same size have a say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,14 +143,20 @@ def compare(window: Window, name: str, excess: Excess | None = None) -> Comparis
         ratio_R[bucket] = np.exp(above)
         peers_R[bucket] = np.maximum(with_data - 1, 0)[:, None]
         sigma = np.fmax(scatter(rest), excess.sigma_R[bucket[:, 0]])
+        if n < _SMALL:
+            # A quiet time of a few ranks is luck: the others have the same noise.
+            sigma = np.fmax(sigma, median_over(sigma, axis=0))
         sigma_R[bucket] = sigma[:, None]
         noise = sigma * MEDIAN_TO_MEAN_ERROR / np.sqrt(np.maximum(np.max(known, axis=1), 1))
         spread = np.fmax(noise, spread_of_faster_half(level))
+        spread = np.fmax(spread, pooled_spread(level))
         luck = luck_of_slowest(n) + luck_of_fastest_quarter(n)
         bar_R[bucket] = np.exp(luck * spread)[:, None]
+        # What ranks differ by beyond the noise of so many steps is there in few steps too.
+        lasting = np.maximum(spread**2 - noise**2, 0.0)
         above, noise = _latest(part, sigma)
         recent_ratio_R[bucket] = np.exp(above)
-        recent_bar_R[bucket] = np.exp(luck * np.fmax(noise, spread))[:, None]
+        recent_bar_R[bucket] = np.exp(luck * np.sqrt(noise**2 + lasting))[:, None]
     return Comparison(
         ratio_R=ratio_R,
         bar_R=bar_R,

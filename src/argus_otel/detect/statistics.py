@@ -26,6 +26,9 @@ _MAD_EFFICIENCY: Final = 0.37
 _FEW: Final = 8
 """Below this many peers the fastest quarter is one rank, whose jitter would be everybody's."""
 
+_ENOUGH: Final = 16
+"""Ranks in several groups that together say how far healthy ranks differ."""
+
 MEDIAN_TO_MEAN_ERROR: Final = sqrt(np.pi / 2)
 """The median of k normal values scatters this much more than their mean (asymptotically)."""
 
@@ -140,19 +143,18 @@ def scatter(residual: Floats, blocks: int = 1) -> Floats:
     return np.asarray(sigma * (1 + 1 / sqrt(2 * free)))
 
 
-def spread_of_faster_half(level: Floats) -> Floats:
+def spread_of_faster_half(level: Floats, least: int = _FEW) -> Floats:
     """Standard deviation between ranks, from the faster half alone: half may be slow.
-
-    Needs 8 ranks; below, order statistics say too little and 0 is returned.
 
     Args:
         level: Shape [..., n], NaN unknown.
+        least: Of fewer than so many ranks order statistics say too little, and 0 is returned.
 
     Returns:
         Shape [...], 0 or more.
     """
     n = level.shape[-1]
-    if n < 8:
+    if n < least:
         return np.zeros(level.shape[:-1])
     ordered = np.sort(level, axis=-1)
     quarter = n // 4
@@ -161,6 +163,20 @@ def spread_of_faster_half(level: Floats) -> Floats:
     gap = ordered[..., quarter : 2 * quarter].mean(-1) - ordered[..., :quarter].mean(-1)
     spread: Floats = gap / (scores[quarter:].mean() - scores[:quarter].mean())
     return np.nan_to_num(np.maximum(spread, 0.0))
+
+
+def pooled_spread(level: Floats) -> float:
+    """As ``spread_of_faster_half``, of several groups together: of one, it is itself a chance.
+
+    Args:
+        level: Shape [groups, n], NaN unknown. Below 4 ranks a group, or 16 in all, 0 is returned.
+    """
+    groups, n = level.shape
+    if level.size < _ENOUGH or n < _FEW // 2:
+        return 0.0
+    # One standard error on top, as for the scatter: a gap between few ranks varies by three quarters.
+    error = 0.75 / sqrt(groups * (n // 4))
+    return float(spread_of_faster_half(level, least=_FEW // 2).mean()) * (1 + error)
 
 
 def start_of_lasting_change(over: NDArray[np.bool_]) -> int:

@@ -286,6 +286,10 @@ def _claimed_s(finding: Finding, findings: Sequence[Finding]) -> float:
     Two culprits hide each other in the what-if; the longer steps are theirs all the same.
     """
     lost_s = float(finding.evidence.get("lost_s_per_step", 0.0))
+    # A synchronous step is no shorter than the part of it that one rank needs for itself. Where others
+    # wait inside what is overlapped, their waits look like their own time, and healing seems to gain less.
+    own_s = float(finding.evidence.get("own_work_s", 0.0))
+    lost_s = max(lost_s, own_s - float(finding.evidence.get("reference_own_work_s", own_s)))
     beside = any(
         other is not finding
         and other.cause != UNEXPLAINED

@@ -125,3 +125,13 @@ def test_information_that_explains_a_warning_becomes_one():
     )
 
     assert (kept.cause, kept.severity) == ("gpu_throttled", "warning")
+
+
+def test_a_rank_that_needs_so_much_longer_accounts_for_slower_steps():
+    """Where others' waits are taken for their own time, healing it alone seems to gain too little."""
+    straggler = finding("compute_straggler", [3, 7], lost_s=0.01)
+    straggler.evidence.update(own_work_s=0.09, reference_own_work_s=0.06)
+
+    said = shown(straggler, finding("regression_unexplained", [], lost_s=0.05, cost=3.0))
+
+    assert said == [("compute_straggler", (3, 7), ["regression_unexplained"])]
