@@ -49,6 +49,9 @@ def main() -> int:
         kept.unlink(missing_ok=True)
     done = _read(kept)
     design = draw(read_design(), quick=options.quick)
+    # A record of other seeds, or of a design since changed, says nothing of these runs.
+    wanted = {run.id: (run.seed, run.fault) for run in design}
+    done = {key: row for key, row in done.items() if wanted.get(key) == (row["seed"], row["fault"])}
     runs = [] if options.score else [run for run in design if run.id not in done]
     # In no order of the design, so that a part of it is a sample of all; the largest last.
     runs.sort(key=lambda run: (PRESETS[run.cluster].ranks > _LARGE, _shuffled(run.id)))

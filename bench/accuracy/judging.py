@@ -120,7 +120,7 @@ def _score_baseline(said: tuple[bool, frozenset[int]], faults: list[Fault]) -> d
 
 def _wants_delay(drawn: Drawn, cluster: Cluster) -> bool:
     # What shows in some steps only is told by how often it does: four of twenty.
-    if "every=" in (drawn.fault or ""):
+    if "every=" in (drawn.fault or "") or not drawn.details.get("delay", True):
         return False
     return drawn.seed % _DELAY_EVERY == 0 and cluster.ranks <= _MOST_RANKS_FOR_DELAY
 

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from argus_otel.simulate.cluster import PRESETS
-from argus_otel.simulate.faults import parse_fault
+from argus_otel.simulate.faults import KERNEL_CLASSES, parse_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -108,7 +108,7 @@ def _faulty(
 ) -> Drawn:
     cluster_name = row["clusters"][repeat % len(row["clusters"])]
     cluster = PRESETS[cluster_name]
-    random = _random(name, cluster_name, size, noise, repeat)
+    random = _random(design["first_seed"], name, cluster_name, size, noise, repeat)
     fraction = str(random.choice(row.get("fractions", design["fractions"])))
     onset = int(random.choice(row.get("onsets", design["onsets"])))
     own_s = (cluster.forward_s + cluster.backward_s) * cluster.micro_batches * cluster.chunks
@@ -120,6 +120,7 @@ def _faulty(
         group=random.integers(cluster.group_of("edp").max() + 1),
         expert=_expert(cluster, random),
         size=size,
+        kernel_size=round(1 + ((size or 1.0) - 1) / KERNEL_CLASSES["gemm"], 6),
         delta_s=round(delta_s, 6),
         gap_s=round(delta_s / 50, 8),
         pass_s=round(((size or 1.0) - 1) * (cluster.forward_s + cluster.backward_s), 6),
@@ -129,7 +130,7 @@ def _faulty(
         id=f"{name}-{cluster_name}-{size}-{noise}-{repeat}",
         cluster=cluster_name, changes={}, fault=fault, name=name, size=size, noise=noise,
         onset=onset, steps=row.get("steps", design["steps"]), seed=0,
-        details={"fraction": fraction},
+        details={"fraction": fraction, "delay": row.get("delay", True)},
     )  # fmt: skip
 
 
@@ -158,7 +159,7 @@ def _expert(cluster: Cluster, random: np.random.Generator) -> str:
 
 def _healthy(design: Mapping[str, Any], name: str, row: Mapping[str, Any], repeat: int) -> Drawn:
     cluster_name = row["clusters"][repeat % len(row["clusters"])]
-    random = _random("healthy", name, cluster_name, repeat)
+    random = _random(design["first_seed"], "healthy", name, cluster_name, repeat)
     changes: dict[str, Any] = {}
     drawn: list[str] = []
     if name == "nasty":
