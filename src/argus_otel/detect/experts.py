@@ -29,9 +29,9 @@ def expert_tokens(run: Run, over_A: NDArray[np.bool_]) -> NDArray[np.float64] | 
         Shape [R, X], NaN where a rank holds fewer or said nothing; None where nobody counts.
     """
     wanted = run.ordinals_A[over_A][-_MOST_STEPS:]
-    if run.rows is None or not wanted.size:
+    table = run.read_rows("experts", wanted)
+    if table is None:
         return None
-    table = run.rows("experts", (int(wanted[0]), int(wanted[-1]) + 1), None)
     # A list column as it comes: its flat values, and how many of them are in each row.
     lists = table["tokens"].combine_chunks()
     size_N = np.diff(lists.offsets.to_numpy()) if table.num_rows else np.empty(0, np.int64)

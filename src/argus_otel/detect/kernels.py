@@ -77,7 +77,7 @@ def compare_kernels(
     """
     window = run.ordinals_A[(run.ordinals_A >= steps[0]) & (run.ordinals_A <= steps[1])]
     window = window[-_MOST_STEPS:]
-    if run.rows is None or not run.has_gpu_R[rank] or not window.size:
+    if not run.has_gpu_R[rank]:
         return None
     label_R = run.peers.label_R
     alike_R = (label_R == label_R[rank]) & (label_R[rank] >= 0)
@@ -86,7 +86,9 @@ def compare_kernels(
     if peers.size > _MOST_PEERS:
         peers = peers[np.linspace(0, peers.size - 1, _MOST_PEERS).astype(int)]
     ranks = run.ranks_R[[rank, *peers]]
-    table = run.rows("kernels", (int(window[0]), int(window[-1]) + 1), ranks.tolist())
+    table = run.read_rows("kernels", window, ranks.tolist())
+    if table is None:
+        return None
     rows = _Kernels(table, ranks)
     if not rows.of(0).any():
         return None

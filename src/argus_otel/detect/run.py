@@ -132,6 +132,24 @@ class Run:
     cached: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """What several detectors derive from it, such as ``transfers``."""
 
+    def read_rows(
+        self, table: str, ordinals: Ints, ranks: Sequence[int] | None = None
+    ) -> pa.Table | None:
+        """Rows of ``kernels`` or ``experts`` from the first of some steps to the last.
+
+        A run that has none costs the reading of one step, once.
+
+        Returns:
+            None where there are none in the last of the steps, whose rank ever.
+        """
+        if self.rows is None or not ordinals.size:
+            return None
+        first, last = int(ordinals[0]), int(ordinals[-1])
+        known = f"has {table}"
+        if known not in self.cached:
+            self.cached[known] = self.rows(table, (last, last + 1), None).num_rows > 0
+        return self.rows(table, (first, last + 1), ranks) if self.cached[known] else None
+
     def trace_id(self, step: int, rank: int) -> str | None:
         """Trace id (hex) of a step index and rank index."""
         code = int(self.trace_code_AR[step, rank])

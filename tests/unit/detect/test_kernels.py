@@ -68,7 +68,7 @@ def test_nothing_is_read_unless_something_was_found():
         def rows(table, steps, ranks):
             asked.append((table, steps, ranks))
             within = [steps[0] <= o < steps[1] for o in kernels["ordinal"].to_pylist()]
-            mine = [rank in ranks for rank in kernels["rank"].to_pylist()]
+            mine = [ranks is None or rank in ranks for rank in kernels["rank"].to_pylist()]
             return kernels.filter(pa.array(np.logical_and(within, mine)))
 
         run = run_of(replace(tables, kernels=KERNELS.empty_table()), rows=rows)
@@ -79,10 +79,26 @@ def test_nothing_is_read_unless_something_was_found():
 
     (finding,) = judged(GEMM)
     assert finding.evidence["kernels_slow"] == ["gemm"]
-    ((table, steps, ranks),) = asked
+    probe, (table, steps, ranks) = asked
+    assert probe == ("kernels", (39, 40), None)  # whether there are any
     assert table == "kernels"
     assert steps == (20, 40)  # the latest 20 of them
     assert sorted(ranks) == list(range(8))
+
+
+def test_a_run_without_kernels_is_asked_for_them_once():
+    """Of one step: to read the rest of it from Jaeger may take minutes."""
+    asked = []
+
+    def rows(*what):
+        asked.append(what)
+        return KERNELS.empty_table()
+
+    faults = ["compute:rank=3,kernel=gemm,factor=2", "compute:rank=6,factor=1.3,from=25"]
+    run = run_of(simulated(*faults, unknown=["kernels"]), rows=rows)
+
+    assert len(diagnose_run(run, [STRAGGLER]).diagnosis.findings) == 2
+    assert asked == [("kernels", (39, 40), None)]
 
 
 def test_a_table_that_cannot_be_read_costs_no_finding():
