@@ -27,7 +27,6 @@ import argus_otel.worker as worker_module
 from argus_otel._runtime.clock import monotonic_ns
 from argus_otel._runtime.faults import FaultLog
 from argus_otel.condense.detail import Detail
-from argus_otel.condense.digests import DigestSpans
 from argus_otel.condense.timeline import Timeline
 from argus_otel.encode.meters import Meters
 from argus_otel.export import Sender, targets_from_environment
@@ -59,9 +58,9 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("condense: detail", Detail, "spans"),
     ("condense: what to keep", condenser_module.KeepRule, "decide"),
     ("condense: groups", condenser_module.Condenser, "_group_info"),
-    ("condense: digest spans", DigestSpans, "spans"),
+    ("condense: digest spans", condenser_module, "digest_spans"),
     ("condense, whole", condenser_module.Condenser, "take"),
-    ("encode: odd spans", worker_module.Worker, "_encode_spans"),
+    ("encode: digests", worker_module.Worker, "_encode_spans"),
     ("encode: known shapes", worker_module.Worker, "_encode_shaped"),
     ("encode: many of one shape", worker_module.Worker, "_encode_rows"),
     ("encode: requests", worker_module, "encode_trace_requests"),

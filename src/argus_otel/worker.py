@@ -63,10 +63,10 @@ _HOOK_COST_NS_BY_KIND: Final = {
     events.WAIT: 1100,
     events.DATA: 4700,
     events.FORWARD: 3900,
-    events.BACKWARD: 3600,
+    events.BACKWARD: 1700,
     events.OPTIMIZER: 3100,
     events.PHASE: 2400,
-    events.STEP_END: 7000,
+    events.STEP_END: 6600,
 }
 """What one event costs the thread that records it, beyond bare: medians of bench/record.py.
 The training thread cannot time itself without doubling the price, so its share of argus's own

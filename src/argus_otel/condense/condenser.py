@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from argus_otel.condense.detail import Detail
-from argus_otel.condense.digests import DigestSpans, make_digest
+from argus_otel.condense.digests import digest_spans, make_digest
 from argus_otel.condense.keep import KeepRule
 from argus_otel.condense.steps import CHUNK, Boundary, condense_step, no_pause
 from argus_otel.condense.timeline import MAX_EXCEPTION_SPANS, Timeline, exception_span
@@ -63,11 +63,11 @@ class Condensed:
     identity: Identity
     digests: list[StepDigest]
     spans: list[Span] = field(default_factory=list)
-    """Uncaught exceptions, and what else has no shape that recurs."""
+    """Digests, and uncaught exceptions."""
     rows: list[SpanRows] = field(default_factory=list)
     """Detail spans of steps with many collectives."""
     shaped: dict[str, list[ShapedSpan]] = field(default_factory=dict)
-    """By scope: digests, timeline, and detail of steps with few collectives."""
+    """By scope: roots, timeline, and detail of steps with few collectives."""
     wait_s: float = 0.0
     """Summed over the steps, for the metric."""
 
@@ -91,7 +91,6 @@ class Condenser:
         self._keep = KeepRule(baseline_ratio)
         self._ratio = baseline_ratio
         self._timeline = Timeline(tables.groups, tables.phase_names, tables.compilations)
-        self._digests = DigestSpans()
         self._detail = Detail(tables.groups, detail_spans)
         self._pending = Events()
         self._identity: Identity | None = None
@@ -229,7 +228,7 @@ class Condenser:
         One kind of work for all of them, then the next: a processor that comes from arithmetic is
         a third faster at the same few lines again and again than at many in turn.
         """
-        for work in (self._measure, self._draw, self._digest):
+        for work in (self._measure, self._name, self._draw, self._digest, self._pack):
             ended = self._each(part, ended, work)
         for step in ended:
             part.add(step)
@@ -238,7 +237,7 @@ class Condenser:
 
     def _measure(self, part: _Part, step: _Ended) -> None:
         step.pause = part.pause if len(step.batch) > CHUNK else no_pause
-        step.record = record = condense_step(
+        step.record = condense_step(
             step.batch,
             step.before,
             ends=part.ends,
@@ -246,8 +245,16 @@ class Condenser:
             rank=part.identity.rank,
             pause=step.pause,
         )
+
+    def _name(self, part: _Part, step: _Ended) -> None:
+        """Which step of the run it is, and whether it is to be kept."""
+        record, identity = step.record, part.identity
+        step.trace_id = ids.step_trace_id(
+            identity.nonce, identity.attempt, record.ordinal, part.shard
+        )
+        step.step_id = ids.span_id(step.trace_id, ids.RANK_STEP, identity.rank)
         step.keep = self._keep.decide(
-            part.identity,
+            identity,
             record.ordinal,
             (record.end_ns - record.start_ns) * 1e-9,
             record.longest_gc_ns * 1e-9,
@@ -257,10 +264,7 @@ class Condenser:
     def _draw(self, part: _Part, step: _Ended) -> None:
         """What shows the step, where it is kept."""
         record, identity, keep = step.record, part.identity, step.keep
-        step.trace_id = trace_id = ids.step_trace_id(
-            identity.nonce, identity.attempt, record.ordinal, part.shard
-        )
-        step.step_id = ids.span_id(trace_id, ids.RANK_STEP, identity.rank)
+        trace_id = step.trace_id
         step.timeline = self._timeline.spans(
             record,
             trace_id=trace_id,
@@ -273,7 +277,7 @@ class Condenser:
             pause=step.pause,
         )
         if record.raised:
-            step.spans = self._exception_spans(
+            step.raised = self._exception_spans(
                 record.raised, identity, record.ordinal, part.wall_offset_ns
             )
         if keep is not None and self._detail_spans and record.collectives is not None:
@@ -283,26 +287,23 @@ class Condenser:
 
     def _digest(self, part: _Part, step: _Ended) -> None:
         record = step.record
-        digest = make_digest(
+        step.digest = make_digest(
             record,
             rank=part.identity.rank,
             groups=self._tables.groups,
             group_info=self._group_info(record, self._tables.groups),
             phase_names=self._tables.phase_names,
             keep=step.keep,
-            drops=part.drops,
             self_cpu_s=part.self_cpu_s,
             memory_bytes=part.memory_bytes,
-            truncated=step.truncated,
             wall_offset_ns=part.wall_offset_ns,
             pause=step.pause,
         )
-        step.digest_spans, odd = self._digests.spans(
-            digest, step.trace_id, step.step_id, part.identity
-        )
-        if odd:
-            step.spans = (*step.spans, *odd)
-        step.digest = digest
+
+    def _pack(self, part: _Part, step: _Ended) -> None:
+        digest = step.digest
+        digest.drops, digest.truncated = part.drops, step.truncated
+        step.span, step.roots = digest_spans(digest, step.trace_id, step.step_id, part.identity)
         part.drops = 0  # told
 
     def _each(
@@ -381,8 +382,8 @@ class _Ended:
     """A step that has ended, and what has been made of it so far."""
 
     __slots__ = (
-        "batch", "before", "detail", "digest", "digest_spans", "keep", "ordinal", "pause",
-        "record", "rows", "spans", "step_id", "timeline", "trace_id", "truncated",
+        "batch", "before", "detail", "digest", "keep", "ordinal", "pause", "raised", "record",
+        "roots", "rows", "span", "step_id", "timeline", "trace_id", "truncated",
     )  # fmt: skip
 
     pause: Callable[[], None]
@@ -394,16 +395,17 @@ class _Ended:
     timeline: list[ShapedSpan]
     detail: Sequence[ShapedSpan]
     rows: Sequence[SpanRows]
-    spans: Sequence[Span]
+    raised: Sequence[Span]
     digest: StepDigest
-    digest_spans: list[ShapedSpan]
+    span: Span
+    roots: list[ShapedSpan]
 
     def __init__(self, batch: Events, before: Boundary, ordinal: int, truncated: bool) -> None:
         self.batch = batch
         self.before = before
         self.ordinal = ordinal
         self.truncated = truncated
-        self.detail = self.rows = self.spans = ()
+        self.detail = self.rows = self.raised = ()
 
 
 class _Part:
@@ -434,8 +436,9 @@ class _Part:
         """A step of which everything has been made."""
         condensed = self.condensed
         condensed.digests.append(step.digest)
-        condensed.spans += step.spans
-        condensed.shaped[scopes.DIGEST] += step.digest_spans
+        condensed.spans.append(step.span)
+        condensed.spans += step.raised
+        condensed.shaped[scopes.DIGEST] += step.roots
         condensed.shaped[scopes.TIMELINE] += step.timeline
         condensed.shaped[scopes.DETAIL] += step.detail
         condensed.rows += step.rows

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import repeat
-from operator import floordiv, itemgetter, sub
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
@@ -19,87 +17,38 @@ from argus_otel.wire.digest import (
 from argus_otel.wire.spans import ShapedSpan, Span, SpanShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from argus_otel.condense.steps import Collectives, Phase, StepRecord
     from argus_otel.wire.identity import Group, Identity
 
-_MAX_SHAPES: Final = 64
 _ROOT: Final = SpanShape(scopes.DIGEST, names.SPAN_TRAIN_STEP, {}, ints=(names.ARGUS_STEP_ORDINAL,))
 _NO_PARENT: Final = bytes(8)
 
-_CONSTANTS: Final = (names.ARGUS_DIGEST_VERSION, names.DL_RANK, names.ARGUS_STEP_END_RULE)
-"""Attributes that hardly ever change."""
-_constants_of = itemgetter(*_CONSTANTS)
 
-
-class DigestSpans:
-    """Lays digests out as spans; remembers which attributes they have had so far."""
-
-    def __init__(self) -> None:
-        self._shapes: dict[tuple[object, ...], tuple[SpanShape, Callable[..., Any]] | None] = {}
-
-    def spans(
-        self, digest: StepDigest, trace_id: bytes, step_id: bytes, identity: Identity
-    ) -> tuple[list[ShapedSpan], list[Span]]:
-        """The rank's span of a step, and on one rank the step's own, the root.
-
-        Returns:
-            Those of a shape that recurs, and those with attributes that a shape cannot have.
-        """
-        root_id = ids.span_id(trace_id, ids.ROOT, 0)
-        start_ns, end_ns = digest.start_ns, digest.end_ns
-        shaped: list[ShapedSpan] = []
-        # Ranks that share no traces have roots of their own.
-        alone = identity.nonce_local or identity.world_size == 1
-        if alone or identity.rank % ids.RANKS_PER_SHARD == 0:
-            values = (digest.ordinal,)
-            shaped.append(
-                ShapedSpan(_ROOT, trace_id, root_id, _NO_PARENT, start_ns, end_ns, values)
-            )
-        attributes = encode_digest(digest)
-        known = self._known(attributes)
-        if known is not None:
-            shape, values_of = known
-            values = values_of(attributes)
-            shaped.append(ShapedSpan(shape, trace_id, step_id, root_id, start_ns, end_ns, values))
-            return shaped, []
-        odd = Span(
-            scope=scopes.DIGEST,
-            name=names.SPAN_RANK_STEP,
-            trace_id=trace_id,
-            span_id=step_id,
-            parent_id=root_id,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            attributes=attributes,
-        )
-        return shaped, [odd]
-
-    def _known(
-        self, attributes: Mapping[str, object]
-    ) -> tuple[SpanShape, Callable[..., Any]] | None:
-        """The shape that has these attributes, and what picks its values from them."""
-        constants = _constants_of(attributes)
-        key = (*attributes, *map(type, attributes.values()), *constants)
-        try:
-            return self._shapes[key]
-        except KeyError:
-            pass
-        if len(self._shapes) >= _MAX_SHAPES:
-            self._shapes.clear()
-        of_type: dict[type, list[str]] = {int: [], float: [], str: []}
-        made = None
-        if of_type.keys() >= set(map(type, attributes.values())):
-            fixed = dict(zip(_CONSTANTS, constants, strict=True))
-            for name, value in attributes.items():
-                if name not in fixed:
-                    of_type[type(value)].append(name)
-            ints, doubles, texts = map(tuple, of_type.values())
-            shape = SpanShape(scopes.DIGEST, names.SPAN_RANK_STEP, fixed, ints, doubles, texts)
-            made = shape, itemgetter(*ints, *doubles, *texts)
-        self._shapes[key] = made
-        return made
+def digest_spans(
+    digest: StepDigest, trace_id: bytes, step_id: bytes, identity: Identity
+) -> tuple[Span, list[ShapedSpan]]:
+    """The rank's span of a step, and on one rank the step's own, the root."""
+    root_id = ids.span_id(trace_id, ids.ROOT, 0)
+    start_ns, end_ns = digest.start_ns, digest.end_ns
+    roots = []
+    # Ranks that share no traces have roots of their own.
+    alone = identity.nonce_local or identity.world_size == 1
+    if alone or identity.rank % ids.RANKS_PER_SHARD == 0:
+        values = (digest.ordinal,)
+        roots = [ShapedSpan(_ROOT, trace_id, root_id, _NO_PARENT, start_ns, end_ns, values)]
+    span = Span(
+        scope=scopes.DIGEST,
+        name=names.SPAN_RANK_STEP,
+        trace_id=trace_id,
+        span_id=step_id,
+        parent_id=root_id,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        attributes=encode_digest(digest),
+    )
+    return span, roots
 
 
 def make_digest(
@@ -110,14 +59,12 @@ def make_digest(
     group_info: tuple[str, ...],
     phase_names: Sequence[str],
     keep: str | None,
-    drops: int,
     self_cpu_s: float,
     memory_bytes: int | None,
-    truncated: bool,
     wall_offset_ns: int,
     pause: Callable[[], None],
 ) -> StepDigest:
-    """See ``StepDigest`` for what each number means."""
+    """See ``StepDigest`` for what each number means; drops and losses are for the caller to add."""
     amounts = step.work
     return StepDigest(
         ordinal=step.ordinal,
@@ -138,9 +85,7 @@ def make_digest(
         sum_len2=amounts.get("sum_len2"),
         memory_bytes=memory_bytes,
         keep=keep,
-        drops=drops,
         self_cpu_s=self_cpu_s,
-        truncated=truncated,
         ends_captured=bool(step.flags & events.ENDS_CAPTURED),
         phases=_phase_columns(step.phases, step.start_ns, phase_names),
         sync=_NO_SYNC
@@ -151,12 +96,6 @@ def make_digest(
     )
 
 
-def _microseconds(times_ns: Iterable[int], zero_ns: int) -> list[int]:
-    """To the nearest, since a moment."""
-    # In C from end to end; the same as a comprehension takes three times as long.
-    return list(map(floordiv, map(sub, times_ns, repeat(zero_ns - 500)), repeat(1000)))
-
-
 def _seconds(ns: int) -> float | None:
     return None if ns == events.NONE else ns * 1e-9
 
@@ -164,9 +103,10 @@ def _seconds(ns: int) -> float | None:
 def _phase_columns(
     phases: Sequence[Phase], step_start_ns: int, phase_names: Sequence[str]
 ) -> PhaseColumns:
-    starts_ns, ends_ns, code = map(list, zip(*phases)) if phases else ([], [], [])
-    start_us = _microseconds(starts_ns, step_start_ns)
-    duration_us = _microseconds(map(sub, ends_ns, starts_ns), 0)
+    zero_ns = step_start_ns - 500  # rounds to the nearest
+    code = [row[2] for row in phases]
+    start_us = [(row[0] - zero_ns) // 1000 for row in phases]
+    duration_us = [(row[1] - row[0] + 500) // 1000 for row in phases]
     folded = len(code) > MAX_PHASES
     if folded:
         start_us, duration_us, code = _fold_by_name(start_us, duration_us, code)
@@ -201,7 +141,8 @@ def _sync_columns(
     pause: Callable[[], None],
 ) -> SyncColumns:
     kinds, count = rows.operations, rows.count
-    arrival_us = _microseconds(rows.arrival_ns, step_start_ns)
+    zero_ns = step_start_ns - 500  # rounds to the nearest
+    arrival_us = [(time_ns - zero_ns) // 1000 for time_ns in rows.arrival_ns]
     if rows.end_ns is None:
         duration_us = [-1] * len(arrival_us)
     else:

@@ -153,12 +153,14 @@ def condense_step(
     numbers: list[int] = []  # five of each collective
     kinds = batch.kinds
     for begin in range(0, len(kinds), CHUNK):
-        pause()
+        stretch = batch
+        if len(kinds) > CHUNK:
+            pause()
+            stretch = batch.part(begin, begin + CHUNK)
         layout = layout_of(kinds[begin : begin + CHUNK])
         rows_before = len(numbers) // _NUMBERS - 1
-        at = begin * events.BYTES
-        fields = iter(layout.others.unpack_from(batch.raw, at))
-        for event, row in zip(zip(*[fields] * events.FIELDS), layout.before):
+        for place, row in layout.others:
+            event = stretch.at(place)
             kind = event[0]
             if _FIRST_PASS <= kind <= _LAST_PASS:
                 passes.append(event)
@@ -178,7 +180,7 @@ def condense_step(
             elif kind == events.COMPILATION:
                 compilations.append(event)
         if layout.collective_count:
-            numbers.extend(layout.collectives.unpack_from(batch.raw, at))
+            numbers.extend(layout.collectives.unpack_from(stretch.raw))
     _, marked_ns, mark, ordinal, iteration, cpu_ns, run_delay_ns = batch.at(-1)
 
     # Never backwards, whatever clock or thread a boundary was read on.

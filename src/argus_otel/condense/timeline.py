@@ -6,9 +6,6 @@ collectives: one span for each (group, operation, phase), and the slowest few by
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import repeat
-from operator import add
 from typing import TYPE_CHECKING, Final
 
 from argus_otel.condense.operations import folded
@@ -68,8 +65,6 @@ class Timeline:
         self._compilations = compilations
         self._phase_names = phase_names
         self._shapes: dict[tuple[object, ...], SpanShape] = {}
-        self._sequences: dict[tuple[int, ...], tuple[list[SpanShape], list[tuple[int, int]]]] = {}
-        """Phases of whole steps, by their codes."""
 
     def spans(
         self,
@@ -112,29 +107,12 @@ class Timeline:
         if len(step.phases) > MAX_PHASE_SPANS:
             self._add_folded_phases(made, step)
             return
-        if not step.phases:
-            return
-        starts_ns, ends_ns, codes = zip(*step.phases)
-        shapes, alone = self._shapes_of_phases(codes)
-        span_ids = made.add_plain(shapes, starts_ns, ends_ns)
-        for code, place in alone:
-            made.parents[code] = span_ids[place]
-
-    def _shapes_of_phases(
-        self, codes: tuple[int, ...]
-    ) -> tuple[list[SpanShape], list[tuple[int, int]]]:
-        """The shape of each phase; code and place of those that are alone under their name.
-
-        The collectives that were issued in one of these hang below it.
-        """
-        known = self._sequences.get(codes)
-        if known is None:
-            if len(self._sequences) >= _MAX_SHAPES:
-                self._sequences.clear()
-            shapes = [self._phase_shape(code) for code in codes]
-            alone = [(code, codes.index(code)) for code in codes if codes.count(code) == 1]
-            known = self._sequences[codes] = shapes, alone
-        return known
+        parents = made.parents
+        for start_ns, end_ns, code in step.phases:
+            # Where a phase is alone under its name, the collectives issued in it hang below it.
+            alone = code not in parents
+            span_id = made.add(self._phase_shape(code), made.step_id, start_ns, end_ns, ())
+            parents[code] = span_id if alone else made.step_id
 
     def _add_folded_phases(self, made: _Spans, step: StepRecord) -> None:
         by_name: dict[int, list[tuple[int, int]]] = {}
@@ -303,8 +281,7 @@ class _Spans:
         self.step_id = step_id
         self.spans: list[ShapedSpan] = []
         self.parents: dict[int, bytes] = {}
-        """What a collective hangs below that was issued in a phase, by the phase; the step, if
-        it is not there."""
+        """What a collective hangs below that was issued in a phase, by the phase."""
         self._trace_id = trace_id
         self._ids = ids
         self._wall_offset_ns = wall_offset_ns
@@ -333,28 +310,6 @@ class _Spans:
             )
         )
         return span_id
-
-    def add_plain(
-        self, shapes: Sequence[SpanShape], starts_ns: Sequence[int], ends_ns: Sequence[int]
-    ) -> list[bytes]:
-        """Put spans below the step that have no varying attributes at the end; their ids."""
-        offset_ns, begin = self._wall_offset_ns, len(self.spans)
-        span_ids = [self._ids[8 * n : 8 * n + 8] for n in range(begin, begin + len(shapes))]
-        columns = zip(
-            shapes,
-            repeat(self._trace_id),
-            span_ids,
-            repeat(self.step_id),
-            map(add, starts_ns, repeat(offset_ns)),
-            map(add, ends_ns, repeat(offset_ns)),
-            repeat(()),
-        )
-        self.spans += map(_span_of, columns)
-        return span_ids
-
-
-_span_of = partial(tuple.__new__, ShapedSpan)
-"""A span from its seven values; ``ShapedSpan`` itself is Python, and takes three times as long."""
 
 
 def _total_ns(rows: Sequence[Event]) -> int:

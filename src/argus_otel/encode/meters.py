@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from argus_otel.encode.metrics import Counter, Gauge, Histogram
@@ -27,11 +26,9 @@ class _Buckets:
     counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BOUNDS_S) + 1))
     sum_s: float = 0.0
 
-    def add(self, values_s: Sequence[float | None]) -> None:
-        known_s = [value_s for value_s in values_s if value_s is not None]
-        for place in map(bisect_left, repeat(STEP_BOUNDS_S), known_s):
-            self.counts[place] += 1
-        self.sum_s += sum(known_s)
+    def add(self, value_s: float) -> None:
+        self.counts[bisect_left(STEP_BOUNDS_S, value_s)] += 1
+        self.sum_s += value_s
 
 
 class Meters:
@@ -54,16 +51,19 @@ class Meters:
         """Count some steps in.
 
         Cost:
-            Background thread. 0.8 µs a step.
+            Background thread. 1.5 µs a step.
         """
         self._steps += len(digests)
         self._wait_s += wait_s
-        self._step.add([digest.step_s for digest in digests])
-        self._busy.add([digest.busy_s for digest in digests])
-        self._data_wait.add([digest.data_wait_s for digest in digests])
-        self._gc_s += sum([digest.gc_s or 0.0 for digest in digests])
-        self._tokens += sum([digest.tokens or 0.0 for digest in digests])
-        self._self_cpu_s += sum([digest.self_cpu_s or 0.0 for digest in digests])
+        for digest in digests:
+            self._step.add(digest.step_s)
+            if digest.busy_s is not None:
+                self._busy.add(digest.busy_s)
+            if digest.data_wait_s is not None:
+                self._data_wait.add(digest.data_wait_s)
+            self._gc_s += digest.gc_s or 0.0
+            self._tokens += digest.tokens or 0.0
+            self._self_cpu_s += digest.self_cpu_s or 0.0
 
     def points(
         self, now_ns: int, *, sent_bytes: int, queue_bytes: int, drops: Mapping[str, int]

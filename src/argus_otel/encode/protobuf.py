@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from argus_otel.wire.varints import TABLED, VARINTS, varint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     AttributeValue = str | bool | int | float | Sequence[str] | Sequence[int]
 
@@ -82,7 +82,7 @@ def attributes(number: int, pairs: Mapping[str, AttributeValue]) -> bytes:
         elif kind is str:
             data = value.encode("utf-8", "replace")  # type: ignore[union-attr]
             head, size = heads[key], len(data)
-            out += (head.texts.get(size) or head.text_head(size), data)
+            out += (head.texts.get(size) or head.text(size), data)
         else:
             out.append(attribute(number, key, value))
     return b"".join(out)
@@ -91,11 +91,6 @@ def attributes(number: int, pairs: Mapping[str, AttributeValue]) -> bytes:
 def double_head(number: int, key: str) -> bytes:
     """A KeyValue field up to the eight bytes of its double."""
     return _heads(number)[key].double
-
-
-def text_head(number: int, key: str) -> Callable[[int], bytes]:
-    """A KeyValue field up to the bytes of its text, by the number of these bytes."""
-    return _heads(number)[key].text_head
 
 
 def integer_heads(number: int, key: str) -> Sequence[bytes]:
@@ -119,13 +114,11 @@ class _Head:
         self.texts: dict[int, bytes] = {}
         """The same of a text, as far as they have been asked for."""
 
-    def text_head(self, size: int) -> bytes:
+    def text(self, size: int) -> bytes:
         """All of the KeyValue up to a text's bytes."""
-        head = self.texts.get(size)
-        if head is None:
-            head = self._up_to(b"\x0a" + varint(size), size)
-            if len(self.texts) < _MAX_TEXT_SIZES:
-                self.texts[size] = head
+        head = self._up_to(b"\x0a" + varint(size), size)
+        if len(self.texts) < _MAX_TEXT_SIZES:
+            self.texts[size] = head
         return head
 
     def _up_to(self, value_head: bytes, length: int) -> bytes:

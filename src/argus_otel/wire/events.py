@@ -10,7 +10,7 @@ END          end, 0             group              -; -; op id
 WAIT         begin, end         -                  -
 DATA         begin, end         CPU ns at begin    run delay ns at begin; both at end
 FORWARD      begin, end         CPU ns at begin    run delay ns at begin; flags
-BACKWARD     begin, end         CPU ns at begin    run delay ns at begin; flags
+BACKWARD     begin, end         -                  -; flags
 OPTIMIZER    begin, end         -                  -; flags
 PHASE        begin, end         index of name      -; flags
 GC           begin, end         generation         objects collected
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 WORDS: Final = 8
 BYTES: Final = WORDS * 8
-FIELDS: Final = WORDS - 1
-"""Of an ``Event``: all but its number in the ring."""
 
 VOID: Final = 0
 """A slot that was taken and could not be filled; means nothing."""

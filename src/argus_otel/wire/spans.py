@@ -61,8 +61,6 @@ class SpanShape:
     """Names of the whole-number attributes that vary."""
     doubles: tuple[str, ...] = ()
     """Names of the double attributes that vary."""
-    texts: tuple[str, ...] = ()
-    """Names of the text attributes that vary."""
 
 
 class ShapedSpan(NamedTuple):
@@ -75,5 +73,5 @@ class ShapedSpan(NamedTuple):
     """Eight zero bytes: none."""
     start_ns: int
     end_ns: int
-    values: tuple[int | float | str, ...]
-    """The varying attributes: ``shape.ints`` first, then ``shape.doubles``, then ``shape.texts``."""
+    values: tuple[int | float, ...]
+    """The varying attributes: ``shape.ints`` first, then ``shape.doubles``."""

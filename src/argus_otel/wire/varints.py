@@ -7,14 +7,12 @@ much as ten; read a whole array at a time, since a service reads thousands of st
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import chain
-from operator import sub
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -67,25 +65,27 @@ def pack(values: Iterable[int]) -> bytes:
     )
 
 
-def pack_differences(values: Sequence[int]) -> bytes:
+def pack_differences(values: Iterable[int]) -> bytes:
     """Each number's difference to the one before (the first one's to 0), back to back.
 
     Zigzag, so that small differences stay short: 0, -1, 1, -2, 2 become 0, 1, 2, 3, 4.
 
     Cost:
-        Background thread. 0.05 µs a number where differences after the first are below 2**13.
+        Background thread. 0.1 µs a number below 2**20.
     """
-    if not values:
-        return b""
-    first, *later = map(sub, values, chain((0,), values))
-    if later and (min(later) < -0x2000 or max(later) >= 0x2000):
-        return b"".join(map(_zigzag_varint, (first, *later)))
-    return _zigzag_varint(first) + b"".join(map(_ZIGZAG.__getitem__, later))
+    table = _ZIGZAG
+    packed = []
+    before = 0
+    for value in values:
+        difference = value - before
+        before = value
+        packed.append(
+            table[difference] if -0x2000 <= difference < 0x2000 else _zigzag_varint(difference)
+        )
+    return b"".join(packed)
 
 
 def _zigzag_varint(difference: int) -> bytes:
-    if -0x2000 <= difference < 0x2000:
-        return _ZIGZAG[difference]
     number = difference << 1 if difference >= 0 else ~(difference << 1)
     if number < 0x200000:
         return _LOW[number & 127] + VARINTS[number >> 7]

@@ -122,8 +122,9 @@ def test_values_are_not_hoarded():
     spans = [span_of(shape, n) for n in range(1000)]
 
     assert read(encoder.encode(spans)) == [reference(span) for span in spans]
-    fields = encoder._layouts[shape].fields.__self__
-    assert [len(known) for known in fields._ints] == [shaped._MAX_KNOWN_VALUES]
+    assert [len(known) for _, known in encoder._layouts[shape]._fields] == [
+        shaped._MAX_KNOWN_VALUES
+    ]
 
 
 @pytest.mark.parametrize("values", [(), (1,), (1, 2), (1, 2, 3.0, 4.0)])

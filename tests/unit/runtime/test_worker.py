@@ -10,9 +10,7 @@ from argus_otel import worker as worker_module
 from argus_otel._runtime.clock import monotonic_ns
 from argus_otel._runtime.faults import FaultLog
 from argus_otel.condense import Condensed, condenser
-from argus_otel.encode import ShapedSpanEncoder
 from argus_otel.export import Sender, targets_from_environment
-from argus_otel.semconv import names
 from argus_otel.settings import Settings
 from argus_otel.testing import InMemoryReceiver
 from argus_otel.wire import events
@@ -111,22 +109,20 @@ def test_a_forked_child_has_nothing_to_send(worker, receiver):
 
 def test_a_span_that_cannot_be_encoded_costs_only_itself(worker, receiver, monkeypatch):
     """The other steps of its round are sent."""
-    encode = ShapedSpanEncoder.encode
+    encode = worker_module.encode_span
 
-    def fail_once(self, spans):
-        for span in spans:
-            ints = dict(zip(span.shape.ints, span.values))
-            if ints.get(names.ARGUS_STEP_ORDINAL) == 1:
-                raise OverflowError
-        return encode(self, spans)
+    def fail_once(**kwargs):
+        if kwargs["attributes"].get("argus.step.ordinal") == 1:
+            raise OverflowError
+        return encode(**kwargs)
 
-    monkeypatch.setattr(ShapedSpanEncoder, "encode", fail_once)
+    monkeypatch.setattr(worker_module, "encode_span", fail_once)
     for ordinal in range(3):
         step(worker, ordinal)
     assert worker.flush(30)
 
     assert [got["argus.step.ordinal"] for got in attributes(receiver)] == [0, 2]
-    assert worker._drops()["encode"] == 2  # rank.step, and the root above it
+    assert worker._drops()["encode"] == 1
 
 
 def shaped_span(shape, trace_id, number, *values):

@@ -122,7 +122,6 @@ class BackwardTimer:
             if not sink.enabled or not steps.is_here:
                 return original(*args, **kwargs)
             try:
-                times = steps.read_times()
                 began_ns = steps.backward_begins()
             except Exception as error:  # noqa: BLE001
                 sink.faults.report("backward_hook", error)
@@ -131,7 +130,7 @@ class BackwardTimer:
                 return original(*args, **kwargs)
             finally:
                 try:
-                    steps.backward_ends(began_ns, times, ddp_waits=self.ddp_models > 0)
+                    steps.backward_ends(began_ns, ddp_waits=self.ddp_models > 0)
                 except Exception as error:  # noqa: BLE001
                     sink.faults.report("backward_hook", error)
 

@@ -262,7 +262,7 @@ class StepTracker:
         self.backward_depth += 1
         return monotonic_ns()
 
-    def backward_ends(self, began_ns: int, times: tuple[int, int], *, ddp_waits: bool) -> None:
+    def backward_ends(self, began_ns: int, *, ddp_waits: bool) -> None:
         """The matching end."""
         self.backward_depth = max(0, self.backward_depth - 1)
         if self.backward_depth:
@@ -271,6 +271,6 @@ class StepTracker:
         flags = events.NESTED if self.in_optimizer else 0
         if ddp_waits:
             flags |= events.DDP_WAITS
-        self._append(events.BACKWARD, began_ns, monotonic_ns(), times[0], times[1], flags, 0)
+        self._append(events.BACKWARD, began_ns, monotonic_ns(), 0, 0, flags, 0)
         if self._end_after_backward:
             self._end("backward")
