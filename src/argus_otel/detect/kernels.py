@@ -18,7 +18,7 @@ from argus_otel.wire.kernels import REST
 from argus_otel.wire.sketch import Rows, Sketch, distances, sketch_of_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -53,6 +53,10 @@ class KernelComparison:
     """How many in a step over the peers'."""
     extra_s_N: Floats
     """Seconds in a step that they take more than the peers'; below 0 where less."""
+    total_extra_s: float
+    """The same of all kernels but those of communication, also of those that cannot be compared."""
+    only_here: Mapping[str, float]
+    """Kernels that no peer has among its largest → seconds in a step; the longest first."""
     peers: int
     steps: int
 
@@ -106,9 +110,11 @@ class _Kernels:
         if hasattr(encoded, "combine_chunks"):
             encoded = encoded.combine_chunks()
         self.names: tuple[str, ...] = tuple(encoded.dictionary.to_pylist())
-        own = [name != REST and not name.lower().startswith(_COMMUNICATION) for name in self.names]
+        own = [not name.lower().startswith(_COMMUNICATION) for name in self.names]
         name_G = encoded.indices.to_numpy().astype(np.int64)
-        self._wanted_G = np.array(own, dtype=bool)[name_G]
+        self._own_G = np.array(own, dtype=bool)[name_G]
+        is_rest = np.array([name == REST for name in self.names], dtype=bool)
+        self._wanted_G = self._own_G & ~is_rest[name_G]
         self._name_G = name_G
         order = np.argsort(ranks)
         self._place_G = order[np.searchsorted(ranks[order], table["rank"].to_numpy())]
@@ -121,9 +127,17 @@ class _Kernels:
         rows: NDArray[np.bool_] = self._wanted_G & (self._place_G == place)
         return rows
 
-    def sketch(self, places: Sequence[int]) -> tuple[Sketch, int]:
-        """All kernels of some ranks by name, and of how many steps they are."""
-        at = self._wanted_G & np.isin(self._place_G, places)
+    def seconds(self, places: Sequence[int]) -> float:
+        """Of all kernels in a step of a rank, those folded into one too."""
+        sketch, steps = self.sketch(places, self._own_G)
+        return float(sketch.totals_ns.sum()) * 1e-9 / steps
+
+    def sketch(
+        self, places: Sequence[int], wanted_G: NDArray[np.bool_] | None = None
+    ) -> tuple[Sketch, int]:
+        """Kernels of some ranks by name, and of how many steps they are."""
+        wanted_G = self._wanted_G if wanted_G is None else wanted_G
+        at = wanted_G & np.isin(self._place_G, places)
         step = self._place_G[at] * (int(self._ordinal_G.max()) + 1) + self._ordinal_G[at]
         entries = np.repeat(at, self._rows.filled)
         rows = Rows(
@@ -155,6 +169,8 @@ def _compare(kernels: _Kernels, places: Sequence[int]) -> KernelComparison | str
         each[at, one.name] = distances(one, theirs)
     usual = np.nanquantile(each[:, mine.name[common]], _USUAL, axis=0)
     extra_s = my_s - their_s
+    all_mine_s = mine.totals_ns / my_steps * 1e-9
+    only = [row for row in np.argsort(-all_mine_s).tolist() if mine.name[row] not in row_of]
     order = np.argsort(-extra_s, kind="stable")
     return KernelComparison(
         names=tuple(kernels.names[mine.name[common[place]]] for place in order.tolist()),
@@ -163,6 +179,8 @@ def _compare(kernels: _Kernels, places: Sequence[int]) -> KernelComparison | str
         usual_distance_N=usual[order],
         launches_ratio_N=(my_count / their_count)[order],
         extra_s_N=extra_s[order],
+        total_extra_s=kernels.seconds([0]) - kernels.seconds(places),
+        only_here={kernels.names[mine.name[row]]: float(all_mine_s[row]) for row in only},
         peers=len(places),
         steps=kernels.steps,
     )

@@ -185,6 +185,22 @@ def test_ranks_whose_kernels_have_other_names_are_not_compared():
     assert compared(table) == "kernels of the same names on a peer"
 
 
+def test_a_kernel_that_only_the_slow_rank_has_is_named():
+    """An autotuner chose another variant there: nothing to compare it with, and not the host."""
+    tables = simulated(GEMM)
+    mine = np.array(tables.kernels["rank"].to_pylist()) == 3
+    names = np.array(tables.kernels["name"].to_pylist(), dtype=object)
+    names[mine & (names == "gemm")] = "gemm_v2"
+    at = KERNELS.get_field_index("name")
+    kernels = tables.kernels.set_column(at, KERNELS.field("name"), pa.array(names.tolist()))
+
+    (finding,) = diagnose(replace(tables, kernels=kernels), [STRAGGLER]).diagnosis.findings
+
+    assert "It runs gemm_v2 kernels, which its 7 peers do not" in finding.summary
+    assert "autotuner" in finding.next_step
+    assert finding.evidence["kernels_extra_s"] > 0.01
+
+
 def test_a_damaged_table_is_refused():
     """Whoever asks says that the evidence is incomplete."""
     table = kernels_of({"gemm": 12})
