@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from argus_otel.condense import detail
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
 from argus_otel.wire.digest import decode_digest
@@ -212,6 +213,29 @@ def test_collectives_hang_below_the_phase_they_were_issued_in(make_job):
 
     assert spans["all_reduce"][4] == spans["backward"][3]
     assert spans["all_reduce"][5][names.ARGUS_COLLECTIVE_END_KNOWN] is False
+
+
+def test_detail_is_the_same_whether_it_is_made_one_by_one_or_in_rows(make_job, monkeypatch):
+    """How many collectives a step has decides which is cheaper, and nothing else."""
+
+    def detail_of(few):
+        monkeypatch.setattr(detail, "_FEW", few)
+        job = make_job(baseline_ratio=1.0)
+        job.forward(1000, 1010)
+        for n in range(30):
+            op = ("all_reduce", "send", "recv")[n % 3]
+            job.collective(1001 + n / 10, op=op, peer=1 if n % 3 else -1)
+            if n % 2:
+                job.wait(1001 + n / 10, 1001 + n / 10 + 0.05)
+        job.backward(1010, 1020).end(1021)
+        parts = job.take()
+        assert any(part.rows for part in parts) == (few == 0)
+        spans = [span for span in flatten(parts) if span[0] == scopes.DETAIL]
+        return sorted(spans, key=lambda span: span[3])
+
+    one_by_one = detail_of(100)
+    assert len(one_by_one) == 30
+    assert one_by_one == detail_of(0)
 
 
 def test_detail_is_made_for_kept_steps_only(make_job):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from argus_otel._runtime.faults import FaultLog
+from argus_otel.condense.condenser import Condenser
 from argus_otel.condense.layout import layout_of
 from argus_otel.condense.operations import remembered_operations
 from argus_otel.wire import events
@@ -389,6 +390,35 @@ def test_a_step_that_cannot_be_condensed_costs_no_other_of_its_batch(make_job):
     digests = job.digests()
 
     assert [(digest.ordinal, digest.truncated) for digest in digests] == [(0, False), (2, True)]
+    assert job.faults.counts["condense"] == 3
+
+
+@pytest.mark.parametrize("stage", ["_measure", "_name", "_draw", "_digest", "_pack"])
+def test_whichever_stage_a_step_fails_in_the_others_of_its_batch_are_whole(
+    make_job, monkeypatch, stage
+):
+    """And the one after it says that something is missing; drops are told once."""
+    job = make_job(faults=FaultLog())
+    work = getattr(Condenser, stage)
+
+    def fail_once(self, part, step):
+        if step.ordinal == 1:
+            raise OverflowError
+        work(self, part, step)
+
+    monkeypatch.setattr(Condenser, stage, fail_once)
+    for step in range(4):
+        at = 1000 + 30 * step
+        job.forward(at, at + 10).collective(at + 4).end(at + 21)
+    (part,) = job.take()
+
+    digests = part.digests
+    assert [(digest.ordinal, digest.truncated) for digest in digests] == [
+        (0, False), (2, True), (3, False),
+    ]  # fmt: skip
+    assert [span.attributes["argus.step.ordinal"] for span in part.spans] == [0, 2, 3]
+    traces = {span.trace_id for spans in part.shaped.values() for span in spans}
+    assert traces == {span.trace_id for span in part.spans}
     assert job.faults.counts["condense"] == 3
 
 
