@@ -48,14 +48,16 @@ def is_digest(span: Span) -> bool:
     return span.name == names.SPAN_RANK_STEP and span.scope == scopes.DIGEST
 
 
-def read_digest(span: Span) -> Received:
-    """Decode a ``rank.step`` span.
+def read_digest(span: Span, *, with_kernels: bool = True) -> Received:
+    """Decode a ``rank.step`` span; see ``decode_digest``.
 
     Raises:
         DamagedDigestError: It cannot be read, or does not fit the tables.
     """
     try:
-        digest = decode_digest(span.attributes, span.start_ns, span.end_ns)
+        digest = decode_digest(
+            span.attributes, span.start_ns, span.end_ns, with_kernels=with_kernels
+        )
         _check(digest)
     except (ValueError, TypeError, OverflowError, IndexError) as error:
         msg = f"digest of service {span.origin.service!r}, rank {span.rank}: {error}"
@@ -63,13 +65,16 @@ def read_digest(span: Span) -> Received:
     return Received(origin=span.origin, trace_id=span.trace_id, digest=digest)
 
 
-def read_digests(spans: Iterable[Span]) -> Digests:
-    """Decode the digests among spans of one run; of a retried batch the first copy counts."""
+def read_digests(spans: Iterable[Span], *, with_kernels: bool = False) -> Digests:
+    """Decode the digests among spans of one run; of a retried batch the first copy counts.
+
+    Without kernels, which only a finding needs: damage in them alone is then not seen.
+    """
     found: dict[tuple[int, int], Received] = {}
     damaged: set[tuple[str, str]] = set()
     for span in filter(is_digest, spans):
         try:
-            received = read_digest(span)
+            received = read_digest(span, with_kernels=with_kernels)
         except DamagedDigestError as error:
             if not damaged:  # a reader of the wrong version would say it for each of thousands
                 _log.warning("%s (said once; all are counted)", error)

@@ -126,7 +126,7 @@ class JaegerStore:
         wanted = None if ranks is None else frozenset(ranks)
         received = [
             item
-            for item in read_digests(spans).received
+            for item in read_digests(spans, with_kernels=True).received
             if steps[0] <= item.digest.ordinal < steps[1]
             and (wanted is None or item.digest.rank in wanted)
         ]

@@ -224,9 +224,19 @@ def encode_digest(digest: StepDigest) -> dict[str, AttributeValue]:
 
 
 def decode_digest(
-    attributes: Mapping[str, AttributeValue], start_ns: int, end_ns: int
+    attributes: Mapping[str, AttributeValue],
+    start_ns: int,
+    end_ns: int,
+    *,
+    with_kernels: bool = True,
 ) -> StepDigest:
     """Read the digest back from a ``rank.step`` span.
+
+    Args:
+        attributes: Of the span.
+        start_ns: Of the span.
+        end_ns: Of the span.
+        with_kernels: Read kernels too, which takes a third of the time; else they are as none.
 
     Raises:
         ValueError: A required attribute is missing, or a packed value is damaged or of a
@@ -276,7 +286,7 @@ def decode_digest(
         raise ValueError(msg)
     keep = attributes.get(names.ARGUS_KEEP)
     kernels = None
-    if names.ARGUS_DIGEST_KERNELS in attributes:
+    if with_kernels and names.ARGUS_DIGEST_KERNELS in attributes:
         from argus_otel.wire.kernels import read_kernels
 
         phases = PHASES + strings(names.ARGUS_PHASE_NAMES)

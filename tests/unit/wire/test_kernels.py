@@ -80,6 +80,14 @@ def test_kernels_come_back_from_a_digest():
     assert attributes[names.ARGUS_KERNEL_NAMES] == list(step.names)
 
 
+def test_kernels_can_be_left_where_they_are():
+    """Who reads thousands of steps wants those of none."""
+    digest = example_digest(3, 1, kernels=step_of_kernels(2))
+    attributes = {**encode_digest(digest), names.ARGUS_DIGEST_KERNELS: "damaged"}
+
+    assert decode_digest(attributes, 0, 1, with_kernels=False).kernels is None
+
+
 def test_tokens_of_experts_come_back_from_a_digest():
     """As a list of whole numbers, which people can read in Jaeger."""
     digest = example_digest(3, 1, expert_tokens=(2048, 0, 1985))
