@@ -17,7 +17,11 @@ at while they were being finished, and rules changed for it: a score on fresh se
 design) is due. What the detectors are given has the digest's units and layout (`tests/contract/test_simulated_wire.py`). "Right" asks for the cause **and**
 the place in one finding of whatever severity: what costs the job nothing now (a slow link that hides
 under compute) is said as information. "As a warning" counts those above that alone, and a false alarm is
-a warning in a healthy run. The delay is that of faults that act in every step. Brackets are 95 % Wilson intervals.
+a warning in a healthy run. Information in healthy runs is mostly right as well: checkpoints of the nasty ones
+take 5 % of the time where steps are short. A size is the ratio of what is affected: a rank's own time, a
+transfer, a pass; of the step it may be far less. The delay is that of faults that act in every step, but for
+leaks and silent ranks, which are told by growth over many steps and by the clock. Brackets are 95 % Wilson
+intervals.
 
 Simulated runs know nothing that the simulator's authors did not think of: read the score as an upper
 bound, and [measured](measured.md) for real jobs.
@@ -65,11 +69,11 @@ def _headline(results: dict[str, Any]) -> str:
         rows.append(f"| {label} | ≥ {goal:.1%} | {_share(part)} | {_met(met)} |")
     for name, label in (("median", "delay, median"), ("p95", "delay, 95th percentile")):
         goal = targets[f"delay_{name}"][0]
-        met = delay[name] is not None and delay[name] <= goal and not delay["later"]
+        met = delay[name] is not None and delay[name] <= goal
         later = f", {delay['later']} later than 10" if delay["later"] else ""
+        reached = "later than 10" if delay[name] is None else f"{delay[name]:.0f}"
         rows.append(
-            f"| {label} | ≤ {goal:.0f} steps | {delay[name]} of {delay['of']} runs{later} "
-            f"| {_met(met)} |"
+            f"| {label} | ≤ {goal:.0f} steps | {reached}, {delay['of']} runs{later} | {_met(met)} |"
         )
     rows.append(f"| the same, as a warning or worse | | {_share(results['warned'])} | |")
     rows.append(f"| healthy runs with information | | {_share(results['informed_healthy'])} | |")

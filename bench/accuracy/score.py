@@ -46,7 +46,8 @@ def score(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     large = [o for o in faulty if _is_large(o)]
     small = [o for o in faulty if o["size"] == 1.1 and o["noise"] <= 0.02]
     delays = [o["delay_steps"] for o in large if "delay_steps" in o]
-    known = [delay for delay in delays if delay is not None]
+    # Not within the steps that are looked at is later than any of them, and counts as such.
+    ordered = [np.inf if delay is None else float(delay) for delay in delays]
     return {
         "runs": {"faulty": len(faulty), "healthy": len(healthy)},
         "targets": TARGETS,
@@ -58,10 +59,10 @@ def score(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "false_alarms": share(not o["right"] for o in healthy),
         "accused_others": share(bool(o["accused_others"]) for o in faulty),
         "delay_steps": {
-            "median": float(np.median(known)) if known else None,
-            "p95": float(np.percentile(known, 95)) if known else None,
+            "median": _quantile(ordered, 0.5),
+            "p95": _quantile(ordered, 0.95),
             "of": len(delays),
-            "later": len(delays) - len(known),
+            "later": sum(delay is None for delay in delays),
         },
         "by_size_and_noise": _by(faulty, lambda o: f"{o['size']}|{o['noise']}"),
         "by_name": _by(large, lambda o: o["name"]),
@@ -71,6 +72,14 @@ def score(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "accusations": [_failure(o) for o in faulty if o["accused_others"]],
         "failures": [_failure(o) for o in [*large, *small, *healthy] if not o["right"]],
     }
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    """The value that so many do not exceed; None where there is none, or it is later than looked at."""
+    if not values:
+        return None
+    value = float(np.quantile(values, share, method="higher"))
+    return value if np.isfinite(value) else None
 
 
 def _is_large(outcome: Outcome) -> bool:

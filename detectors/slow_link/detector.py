@@ -115,36 +115,45 @@ def _a_little_slower(
         likely_G = changed_G & together_G & (shift.z_G >= params["small_likely"])
         likely_G &= shift.size_G >= np.median(shift.size_G[sure_G]) / 2
         return sure_G, sure_G | likely_G, shift.over_AG
-    always_G = _slow_from_the_start(params, seen)
-    return (
-        always_G,
-        always_G,
-        always_G & (np.nan_to_num(seen.sibling_AG) >= log(params["small"]) / 2),
-    )
+    always_G, likely_G = _slow_from_the_start(params, seen)
+    shows_AG = np.nan_to_num(seen.sibling_AG) >= log(params["small"]) / 2
+    return always_G, likely_G, likely_G & shows_AG
 
 
-def _slow_from_the_start(params: Params, seen: Transfers) -> NDArray[np.bool_]:
-    """Sets [G] that stand out from siblings which differ among each other by much less."""
+def _slow_from_the_start(
+    params: Params, seen: Transfers
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Sets [G] that stand out from siblings which differ among each other by much less.
+
+    Returns:
+        Those, and those with others that are slower than their fastest siblings by as much.
+    """
     level_G = median_over(seen.sibling_AG, axis=0)
     kinds: dict[tuple[str, int, int], list[int]] = {}
     for g in np.flatnonzero(~np.isnan(level_G)).tolist():
         kind = (seen.label_G[g], int(seen.members_G[g].size), int(seen.hosts_G[g]))
         kinds.setdefault(kind, []).append(g)
     out_G = np.zeros(level_G.size, dtype=bool)
+    noise_G = np.full(level_G.size, np.inf)
     for alike in kinds.values():
-        if len(alike) < params["small_siblings"]:
-            continue
         part_AG = seen.sibling_AG[:, alike]
         level = level_G[alike]
         known = max(int(np.median(np.count_nonzero(~np.isnan(part_AG), axis=0))), 1)
         noise = 1.25 * step_scatter(part_AG) / np.sqrt(known)
+        noise_G[alike] = noise
+        if len(alike) < params["small_siblings"]:
+            continue
         spread = max(noise, float(spread_of_faster_half(level)))
         luck = luck_of_slowest(len(alike)) + luck_of_fastest_quarter(len(alike))
         out = level - lowest_mean(level, axis=0) >= max(log(params["small"]), luck * spread)
         # Where many are, the fabric is built so.
         if out.mean() <= params["small_share"]:
             out_G[np.array(alike)[out]] = True
-    return out_G
+    if not out_G.any():
+        return out_G, out_G
+    as_much = float(np.median(level_G[out_G])) / 2
+    likely_G = np.nan_to_num(level_G) >= np.maximum(as_much, params["small_likely"] * noise_G)
+    return out_G, out_G | likely_G
 
 
 def _places(
