@@ -23,8 +23,8 @@ class Layout(NamedTuple):
     """Arrival, packed operation, count, bytes and operation id of each COLLECTIVE."""
     collective_count: int
     others: tuple[tuple[int, int], ...]
-    """Place of each event that tells of a phase or a wait and the like, and how many collectives
-    came before it."""
+    """Where each event begins that tells of a phase or a wait and the like, and how many
+    collectives came before it."""
 
 
 @lru_cache(maxsize=32)
@@ -36,6 +36,6 @@ def layout_of(kinds: bytes) -> Layout:
         if kind == events.COLLECTIVE:
             before += 1
         elif kind not in _TOLD_ELSEWHERE:
-            others.append((place, before))
+            others.append((place * events.BYTES, before))
     formats = "".join([_FORMATS[kind] for kind in kinds])
     return Layout(struct.Struct(f"<{formats}"), before, tuple(others))

@@ -159,8 +159,9 @@ def condense_step(
             stretch = batch.part(begin, begin + CHUNK)
         layout = layout_of(kinds[begin : begin + CHUNK])
         rows_before = len(numbers) // _NUMBERS - 1
-        for place, row in layout.others:
-            event = stretch.at(place)
+        unpack_from, raw = events.unpack_from, stretch.raw
+        for at, row in layout.others:
+            event = unpack_from(raw, at)
             kind = event[0]
             if _FIRST_PASS <= kind <= _LAST_PASS:
                 passes.append(event)
@@ -207,7 +208,9 @@ def condense_step(
     ddp_backwards.sort(key=_begin_of)
 
     phases = _phases(passes, user_phases, start_ns, previous_end_ns)
-    wait_ns = sum([max(row[2] - row[1], 0) for row in waits if row[1] >= start_ns])
+    wait_ns = 0
+    if waits:
+        wait_ns = sum([max(row[2] - row[1], 0) for row in waits if row[1] >= start_ns])
     columns: Collectives | None = None
     known = not mark & events.DEVICE
     if numbers:
@@ -358,13 +361,11 @@ def _collectives(
     pause: Callable[[], None],
 ) -> Collectives:
     pause()
-    arrival_ns, packed, count, payload_bytes, op_id = [
-        numbers[column::_NUMBERS] for column in range(_NUMBERS)
-    ]
+    arrival_ns, packed = numbers[::_NUMBERS], numbers[1::_NUMBERS]
     kinds = operations(tuple(packed), rank)
     pause()
-    blocks_host = list(map(group_blocks_host.__getitem__, kinds.groups))
     end_ns: list[int] | None = None
+    blocks_host = list(map(group_blocks_host.__getitem__, kinds.groups))
     if (ends or ends_by_wait) and any(blocks_host):
         end_ns = [events.NONE] * len(packed)
         # A synchronous call waits at once: the next wait, if no other collective comes first.
@@ -372,7 +373,8 @@ def _collectives(
             if row >= 0 and not kinds.is_async[row]:
                 end_ns[row] = over_ns
         if ends:
-            _match_ends(end_ns, ends, kinds.group, op_id, arrival_ns, ddp_backwards)
+            op_ids = numbers[4::_NUMBERS]
+            _match_ends(end_ns, ends, kinds.group, op_ids, arrival_ns, ddp_backwards)
             pause()
         if not all(blocks_host):
             # Where a wait does not block the host (NCCL), it is over when the device has been
@@ -386,8 +388,8 @@ def _collectives(
         operations=kinds,
         arrival_ns=arrival_ns,
         end_ns=end_ns,
-        count=count,
-        payload_bytes=payload_bytes,
+        count=numbers[2::_NUMBERS],
+        payload_bytes=numbers[3::_NUMBERS],
         phase=_phase_of_each(arrival_ns, phases),
     )
     pause()

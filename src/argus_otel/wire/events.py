@@ -78,6 +78,9 @@ KINDS: Final = 16
 _KIND_AT = 8  # the byte of an event that tells its kind: little-endian, and below 256
 _EVENT = struct.Struct("<8x7q")  # the sequence number is the ring's affair
 
+unpack_from = _EVENT.unpack_from
+"""``unpack_from(raw, at)``: the event that begins at byte ``at``."""
+
 _GROUP_BITS = 20
 _OP_BITS = 6
 
