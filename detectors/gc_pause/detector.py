@@ -29,7 +29,9 @@ def detect(window: Window, params: Params) -> Diagnosis:
     if not known_R.any():
         return abstain(window, params, "missing_data", "time spent in the garbage collector")
     step_s = window.usual_step_s
-    pause_SR = _without_chance(np.nan_to_num(gc_SR), known_R, params["pause_share"] * step_s)
+    pause_SR = _without_chance(
+        np.nan_to_num(gc_SR), np.asarray(known_R), params["pause_share"] * step_s
+    )
     longest_S = pause_SR.max(axis=1)
     together_S = _paused_together(pause_SR[:, known_R])
     lost_S = np.maximum(longest_S - together_S, 0.0)
