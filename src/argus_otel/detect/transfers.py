@@ -17,6 +17,7 @@ import numpy as np
 
 from argus_otel.detect.frame import PEERS_PRESENT, WARM_UP_STEPS
 from argus_otel.detect.statistics import (
+    MAD_TO_SIGMA,
     MEDIAN_TO_MEAN_ERROR,
     levels,
     lowest_mean,
@@ -54,6 +55,10 @@ _ALREADY_THERE_S: Final = 2e-6
 
 _ALIKE: Final = 0.02
 """Sender and receiver that differ by less came at the same time."""
+
+_BLOCK: Final = 5
+_LEAST_BLOCKS: Final = 5
+"""Steps in a row whose median shows a drift, and how many such medians say how large it is."""
 
 _LANES_AT_ONCE: Final = 2000
 
@@ -188,9 +193,27 @@ def _of_medians(
         rest = median_over(rest_AL[:, lanes_GL[places]], axis=-1)
         if np.isnan(rest).all():
             continue
-        sigma[places] = scatter(rest)
+        sigma[places] = np.fmax(scatter(rest), _drift(rest))
         bar[places] = _sibling_luck(n) * sigma[places]
     return bar, sigma
+
+
+def _drift(rest_An: Floats) -> float:
+    """Scatter of one step, as the medians of some steps in a row have it; NaN where there are few.
+
+    A busy host is busy for a while: where steps in a row are alike, a window's median scatters
+    more than so many independent steps would make it. One change of level is one of many
+    differences between neighbours, and does not count.
+    """
+    blocks = rest_An.shape[0] // _BLOCK
+    if blocks < _LEAST_BLOCKS:
+        return float("nan")
+    part = rest_An[rest_An.shape[0] - blocks * _BLOCK :].reshape(blocks, _BLOCK, -1)
+    jumps = np.abs(np.diff(median_over(part, axis=1), axis=0)) / sqrt(2)
+    n = rest_An.shape[1]
+    # As ``scatter`` does: the step's own level swallows a part where siblings are few.
+    sigma = MAD_TO_SIGMA * float(median_over(jumps.reshape(-1), axis=0)) * sqrt(n / (n - 1))
+    return sigma * sqrt(_BLOCK) / MEDIAN_TO_MEAN_ERROR
 
 
 def _jumps(log_AL: Floats, lanes_GL: Ints) -> Floats:
