@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import httpx
+import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -24,6 +25,7 @@ from argus_otel.testing.otlp import (
 )
 from argus_otel.wire import scopes
 from argus_otel.wire.digest import fold_sync
+from argus_otel.wire.sketch import sketch_durations
 
 # Building the Collector and Jaeger takes minutes, once; whichever test comes first pays for it.
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(1800)]
@@ -31,6 +33,10 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(1800)]
 RANKS = 4
 STEPS = 120  # more than Jaeger is asked for at once
 PAUSE_STEP = 5
+KERNELS = sketch_durations(
+    np.arange(20_000, 30_000, 100), np.arange(100) % 11, np.full(100, 7), np.full(100, 2),
+    names=[f"void gemm<{code}, 128>(float const*)" for code in range(11)],
+)  # fmt: skip
 WITHIN_S = 120  # a deadline for a loaded machine, not an expectation
 
 
@@ -60,6 +66,8 @@ def requests():
         service = "training" if rank else "training-master"
         resource = resource_of(rank, world_size=RANKS, service=service, **{"hw.id": f"GPU-{rank}"})
         digests = [example_digest(step, rank, start_ns=start_ns) for step in range(STEPS)]
+        for digest in digests[PAUSE_STEP : PAUSE_STEP + 3]:
+            digest.kernels, digest.expert_tokens = KERNELS, (2048, 0, rank)
         for digest in digests[10:20]:
             digest.sync = fold_sync(digest.sync)
             digest.gc_s, digest.gc_count, digest.keep, digest.truncated = 0.01, 1, "slow", True
@@ -116,6 +124,11 @@ def test_the_embedded_store_and_jaeger_give_the_same_tables(stack, tmp_path):
     assert from_jaeger.damaged_digests == from_parquet.damaged_digests == 1
     for name in ("steps", "collectives", "ranks", "groups", "events"):
         assert getattr(from_jaeger, name).equals(getattr(from_parquet, name)), name
+    for name in ("kernels", "experts"):
+        rows = jaeger.rows(jaeger_run, name, (PAUSE_STEP, PAUSE_STEP + 2), [0, 3])
+        wanted = embedded.rows(embedded_run, name, (PAUSE_STEP, PAUSE_STEP + 2), [0, 3])
+        assert rows.equals(wanted)
+        assert rows.num_rows == 4 * (9 if name == "kernels" else 1)
     window = (PAUSE_STEP, PAUSE_STEP + 1)
     seen = jaeger.spans(jaeger_run, window)
     assert seen.equals(embedded.spans(embedded_run, window))
