@@ -49,6 +49,7 @@ _AT_ONCE: Final = 64
 _NO_END: Final = 1 << 62
 _QUIET_NS: Final = 120 * 10**9
 """A run that sent nothing for so long is left for a newer one."""
+_TOLD: Final = ["ordinal", "rank", "start_ns", "step_s", "trace_id"]
 _BY_ORDINAL: Final = ("steps", "collectives", "micro_batches", "events", "devices", "heartbeats")
 
 
@@ -61,10 +62,26 @@ class Look:
     changes: tuple[Change, ...]
     open: tuple[Finding, ...]
     steps: pa.Table
-    """``tables.STEPS`` of what is held."""
+    """Of what is held, the columns of ``tables.STEPS`` that tell when a step was, and in which trace."""
     newest_step: int
     fresh: bool
     """Whether anything had come since the look before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Held:
+    """Some steps that are held for good."""
+
+    first: int
+    last: int
+    steps: pa.Table
+    """See ``_told``."""
+    heartbeats: int
+
+    def until(self, after: int) -> _Held:
+        """Those before a step."""
+        steps = self.steps.filter(pc.field("ordinal") < after)
+        return replace(self, last=min(self.last, after - 1), steps=steps)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +98,9 @@ class Watcher:
     """Whether information is told too."""
     store: Store | None = None
     _run: RunSummary | None = None
-    _held: list[RunTables] = field(default_factory=list)
+    _builder: RunBuilder = field(default_factory=RunBuilder)
+    """All steps that are held for good, laid out."""
+    _held: list[_Held] = field(default_factory=list)
     _tail: RunTables | None = None
     _next: int = 0
     """First step that is not held for good."""
@@ -104,18 +123,27 @@ class Watcher:
             self._begin(self.store, run)
         self._run = run
         self._read(self.store, run)
-        parts = [*self._held, *([self._tail] if self._tail is not None else [])]
-        steps = pa.concat_tables([part.steps for part in parts])
+        tail = [] if self._tail is None else [self._tail]
+        steps = pa.concat_tables([*(part.steps for part in self._held), *map(_told, tail)])
         newest = int(pc.max(steps["ordinal"]).as_py()) if steps.num_rows else -1
-        beats = sum(part.heartbeats.num_rows for part in parts)
+        beats = sum(part.heartbeats for part in self._held)
+        beats += sum(part.heartbeats.num_rows for part in tail)
         seen = (newest, steps.num_rows, beats)
         if self._last is not None and seen == self._seen and self._last.run.run == run.run:
             return replace(self._last, changes=self._take_left(), fresh=False)
         self._seen = seen
-        builder = RunBuilder(rows=partial(self.store.rows, run))
-        for part in parts:
-            builder.add(with_one_step_count(part))
-        verdict = diagnose_run(builder.build(), self.detectors)
+        builder = self._builder
+        builder.rows = partial(self.store.rows, run)
+        # What is not whole is judged too, and taken anew the next time.
+        mark = builder.mark()
+        try:
+            for part in tail:
+                builder.add(with_one_step_count(part))
+            built = builder.build()
+        finally:
+            builder.rewind(mark)
+        verdict = diagnose_run(built, self.detectors)
+        del built
         worth = [
             self._in_view(finding)
             for finding in verdict.diagnosis.findings
@@ -172,13 +200,26 @@ class Watcher:
         if self._run is not None:
             self._left += self.ledger.close_all(self._run.run, "another run began")
         self._held, self._tail, self._steps = [], None, 0
-        first = self._fetch(store, run, 0, FIRST_STEPS)
+        self._builder = RunBuilder(rows=partial(store.rows, run))
         # How many steps there are, not which: of a run that was resumed or lost some, a guess.
         start = max(FIRST_STEPS, run.steps - self._kept(run))
-        whole = start == FIRST_STEPS
-        if first.steps.num_rows and not whole:
-            self._held.append(first)
-        self._next = 0 if whole else start
+        self._next = 0 if start == FIRST_STEPS else start
+        if self._next:
+            for block in store.blocks(run, service.READ_COLUMNS, (0, FIRST_STEPS)):
+                self._hold(block)
+
+    def _hold(self, whole: RunTables) -> None:
+        """Keep steps for good: laid out, which is a fifth of their tables."""
+        if whole.steps.num_rows:
+            self._builder.add(with_one_step_count(whole))
+            self._held.append(
+                _Held(
+                    first=_oldest(whole),
+                    last=_newest(whole),
+                    steps=_told(whole),
+                    heartbeats=whole.heartbeats.num_rows,
+                )
+            )
 
     def _kept(self, run: RunSummary) -> int:
         return int(np.clip(_MOST_ROWS // max(run.world_size, 1), 40, KEPT_STEPS))
@@ -189,7 +230,7 @@ class Watcher:
         tail = self._fetch(store, run, self._next, self._next + at_once)
         if not tail.steps.num_rows and run.steps > self._steps:
             # Steps were lost, more than are asked for at once: go on with what there is.
-            tail = _slim(store.read(run, (self._next, _NO_END)))
+            tail = self._fetch(store, run, self._next, _NO_END)
             self._next = max(self._next, _oldest(tail))
         self._steps = run.steps
         while True:
@@ -198,7 +239,7 @@ class Watcher:
             if whole <= self._next:
                 break
             begin = self._next
-            self._held.append(_between(tail, begin, whole))
+            self._hold(_between(tail, begin, whole))
             self._next = whole
             full = _newest(tail) >= begin + at_once - 1
             self._tail = _between(tail, whole, None)
@@ -208,18 +249,12 @@ class Watcher:
         self._forget(run)
 
     def _fetch(self, store: Store, run: RunSummary, first: int, after: int) -> RunTables:
-        """Some steps, read in pieces that fit in memory with all their columns."""
-        at_once = max(1, _ROWS_AT_ONCE // max(run.world_size, 1))
-        parts = [
-            _slim(store.read(run, (begin, min(begin + at_once, after))))
-            for begin in range(first, after, at_once)
-        ]
-        if len(parts) == 1:
-            return parts[0]
+        """Some steps, without the columns that only reports need."""
+        parts = list(store.blocks(run, service.READ_COLUMNS, (first, after)))
         joined = {
             name: pa.concat_tables([getattr(part, name) for part in parts]) for name in _BY_ORDINAL
         }
-        return replace(parts[-1], **joined)
+        return parts[-1] if len(parts) == 1 else replace(parts[-1], **joined)
 
     def _whole_before(self, tail: RunTables, run: RunSummary) -> int:
         """The step before which nothing more will come."""
@@ -232,38 +267,32 @@ class Watcher:
         return max(whole, newest - _LATE_STEPS, self._next)
 
     def _forget(self, run: RunSummary) -> None:
-        kept = self._kept(run)
-        oldest = self._next - kept
-        self._held = [
-            part for part in self._held if _newest(part) >= oldest or _oldest(part) < FIRST_STEPS
-        ]
+        oldest = self._next - self._kept(run)
+        gone = [part for part in self._held if part.last < oldest and part.last >= FIRST_STEPS]
+        if not gone:
+            return
         # The first block of a run that was watched from its start is cut to what is compared with.
+        self._builder.forget(FIRST_STEPS, max(part.last for part in gone) + 1)
         self._held = [
-            _between(part, 0, FIRST_STEPS)
-            if _oldest(part) < FIRST_STEPS <= _newest(part) < oldest
-            else part
+            part.until(FIRST_STEPS) if part in gone else part
             for part in self._held
+            if part not in gone or part.first < FIRST_STEPS
         ]
 
     def _in_view(self, finding: Finding) -> Finding:
         """An onset right after a gap in what is held may lie in the gap."""
         before = -1
         for part in self._held:
-            first = _oldest(part)
+            first = part.first
             if before >= 0 and first > before + 1 and 0 <= finding.onset.step - first <= 1:
                 return replace(finding, onset=replace(finding.onset, exact=False))
-            before = _newest(part)
+            before = part.last
         return finding
 
 
-def _slim(tables: RunTables) -> RunTables:
-    """Without the columns that only reports need."""
-    wanted = service.READ_COLUMNS
-    return replace(
-        tables,
-        steps=tables.steps.select(list(dict.fromkeys(wanted["steps"]))),
-        collectives=tables.collectives.select(list(dict.fromkeys(wanted["collectives"]))),
-    )
+def _told(tables: RunTables) -> pa.Table:
+    """Of the steps, what it takes to say where a finding is."""
+    return tables.steps.select(_TOLD)
 
 
 def _newest(tables: RunTables) -> int:

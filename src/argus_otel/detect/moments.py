@@ -9,7 +9,7 @@ Shape legend: C = operations of one step (a rank in a lane), ascending by rank a
 # ruff: noqa: N815 - fields carry shape suffixes
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -109,6 +109,25 @@ class MomentsBuilder:
         for ordinal in list(self._layout_of)[1::2]:
             self._held -= self._arrival[ordinal].size
             del self._layout_of[ordinal], self._arrival[ordinal], self._duration[ordinal]
+
+    def copy(self) -> MomentsBuilder:
+        """As it is now; what is added to the one is not in the other."""
+        return replace(
+            self,
+            _layouts=list(self._layouts),
+            _layout_of=dict(self._layout_of),
+            _arrival=dict(self._arrival),
+            _duration=dict(self._duration),
+        )
+
+    def forget(self, first: int, after: int) -> None:
+        """Let go of the steps from the first to before the last."""
+        for ordinal in [o for o in self._layout_of if first <= o < after]:
+            self._held -= self._arrival[ordinal].size
+            del self._layout_of[ordinal], self._arrival[ordinal], self._duration[ordinal]
+        used = sorted(set(self._layout_of.values()))
+        self._layout_of = {o: used.index(number) for o, number in self._layout_of.items()}
+        self._layouts, self._given = [self._layouts[number] for number in used], None
 
     def build(self) -> Moments:
         """What was kept so far."""

@@ -188,6 +188,19 @@ class OperationsBuilder:
         for ordinal, step in self._by_step(collectives):
             self._steps[ordinal] = self._reduce(step, ordinal)
 
+    def mark(self) -> tuple[dict[int, _Step], MomentsBuilder]:
+        """What there is now, for ``rewind``."""
+        return dict(self._steps), self._moments.copy()
+
+    def rewind(self, mark: tuple[dict[int, _Step], MomentsBuilder]) -> None:
+        """Let go of what was added since; lanes that were met stay known."""
+        self._steps, self._moments = mark
+
+    def forget(self, first: int, after: int) -> None:
+        """Let go of the steps from the first to before the last."""
+        self._steps = {o: step for o, step in self._steps.items() if not first <= o < after}
+        self._moments.forget(first, after)
+
     def _adopt(self, keys: NDArray[np.uint64]) -> None:
         """More groups are known now: lanes that exist keep their numbers."""
         self._layout = None

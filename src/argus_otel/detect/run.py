@@ -169,6 +169,22 @@ class _Rows:
     end_ns: Ints
     trace_code: NDArray[np.int32]
 
+    def without(self, first: int, after: int) -> _Rows:
+        """Those of other steps."""
+        kept = (self.ordinal < first) | (self.ordinal >= after)
+        if kept.all():
+            return self
+        return _Rows(
+            ordinal=self.ordinal[kept],
+            rank=self.rank[kept],
+            columns={name: values[kept] for name, values in self.columns.items()},
+            usable=self.usable[kept],
+            unaligned=self.unaligned[kept],
+            kept=self.kept[kept],
+            end_ns=self.end_ns[kept],
+            trace_code=self.trace_code[kept],
+        )
+
 
 @dataclass(slots=True, kw_only=True)
 class _PassBlock:
@@ -178,6 +194,29 @@ class _PassBlock:
     ranks: Ints
     duration: NDArray[np.float32]
     start: NDArray[np.float32]
+
+    def without(self, first: int, after: int) -> _PassBlock:
+        """Those of other steps."""
+        kept = (self.ordinals < first) | (self.ordinals >= after)
+        if kept.all():
+            return self
+        return _PassBlock(
+            ordinals=self.ordinals[kept],
+            ranks=self.ranks,
+            duration=self.duration[kept],
+            start=self.start[kept],
+        )
+
+
+_BLOCKS: Final = ("_rows", "_samples", "_passes", "_events", "_devices", "_heartbeats")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Where a ``RunBuilder`` was."""
+
+    blocks: dict[str, list[Any]]
+    operations: Any
 
 
 @dataclass(slots=True)
@@ -210,7 +249,7 @@ class RunBuilder:
         if tables.collectives.num_rows and not _topology_known(tables.ranks):
             self._samples.append(_sample(tables.collectives))
         for name, table in (("kernels", tables.kernels), ("experts", tables.experts)):
-            if table.num_rows:
+            if table.num_rows and self.rows is None:
                 self._late.setdefault(name, []).append(table)
         if tables.micro_batches.num_rows:
             self._passes.append(_pass_block(tables.micro_batches))
@@ -221,6 +260,44 @@ class RunBuilder:
         ):
             if table.num_rows or not held:
                 held.append(table)
+
+    def mark(self) -> Mark:
+        """What there is now, for ``rewind``: a look may add steps that are not whole yet."""
+        held = {name: list(getattr(self, name)) for name in _BLOCKS}
+        return Mark(blocks=held, operations=self._operations.mark())
+
+    def rewind(self, mark: Mark) -> None:
+        """Let go of what was added since."""
+        for name, held in mark.blocks.items():
+            setattr(self, name, held)
+        self._operations.rewind(mark.operations)
+
+    def forget(self, first: int, after: int) -> None:
+        """Let go of the steps from the first to before the last."""
+        outside = (pc.field("ordinal") < first) | (pc.field("ordinal") >= after)
+        for name in ("_samples", "_events", "_devices", "_heartbeats"):
+            held = [table.filter(outside) for table in getattr(self, name)]
+            setattr(self, name, [table for table in held if table.num_rows] or held[:1])
+        parts = [rows.without(first, after) for rows in self._rows]
+        self._rows = [rows for rows in parts if rows.ordinal.size]
+        self._passes = [
+            block for block in (block.without(first, after) for block in self._passes)
+            if block.ordinals.size
+        ]  # fmt: skip
+        self._operations.forget(first, after)
+        self._forget_traces()
+
+    def _forget_traces(self) -> None:
+        """Number the traces anew that still have a step."""
+        names = list(self._trace_codes)
+        used = np.unique(
+            np.concatenate([np.empty(0, np.int32), *(r.trace_code for r in self._rows)])
+        )
+        number = np.full(len(names), -1, dtype=np.int32)
+        number[used] = np.arange(used.size)
+        self._trace_codes = {names[code]: place for place, code in enumerate(used.tolist())}
+        for rows in self._rows:
+            rows.trace_code = number[rows.trace_code]
 
     def _add_steps(self, steps: pa.Table) -> None:
         aligned = _bools(steps["aligned"], default=True)

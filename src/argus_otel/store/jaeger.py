@@ -109,10 +109,15 @@ class JaegerStore:
             spans = [span for span in self._spans_of(run, steps) if span.origin.run == run.run]
         return _tables(run, spans, steps)
 
-    def blocks(self, run: RunSummary, columns: Columns | None = None) -> Iterator[RunTables]:
+    def blocks(
+        self,
+        run: RunSummary,
+        columns: Columns | None = None,
+        steps: tuple[int, int] | None = None,
+    ) -> Iterator[RunTables]:
         """See ``Store.blocks``: one block, for a job that Jaeger's API suits fits in memory."""
         del columns  # a digest comes whole
-        yield self.read(run)
+        yield self.read(run, steps)
 
     def rows(
         self,

@@ -72,11 +72,16 @@ class ParquetStore:
         folder = self._folder_of(run)
         return read_consistently(folder, lambda manifest: self._read(folder, manifest, run, steps))
 
-    def blocks(self, run: RunSummary, columns: Columns | None = None) -> Iterator[RunTables]:
+    def blocks(
+        self,
+        run: RunSummary,
+        columns: Columns | None = None,
+        steps: tuple[int, int] | None = None,
+    ) -> Iterator[RunTables]:
         """See ``Store.blocks``."""
         folder = self._folder_of(run)
         first = read_consistently(folder, lambda manifest: self._reading(folder, manifest, run))
-        windows = first.index.windows() or [(None, None)]
+        windows = first.index.windows(within=steps) or [steps or (None, None)]
         reading = [first]
         for window in windows:
 

@@ -55,7 +55,12 @@ class Store(Protocol):
         """
         ...
 
-    def blocks(self, run: RunSummary, columns: Columns | None = None) -> Iterator[RunTables]:
+    def blocks(
+        self,
+        run: RunSummary,
+        columns: Columns | None = None,
+        steps: tuple[int, int] | None = None,
+    ) -> Iterator[RunTables]:
         """The tables of a run in consecutive blocks of whole steps; ranks and groups in each.
 
         At least one block, however little there is. Where the store can, a block is of a size that
@@ -66,6 +71,7 @@ class Store(Protocol):
             columns: What is needed, where that is not all: the tables then have fewer columns than
                 their schemas, and strings may come as dictionaries. Where steps and ranks are
                 placed by a column, it comes anyway.
+            steps: First ordinal, and the one after the last; None for all.
 
         Raises:
             StoreError: The store cannot be read.

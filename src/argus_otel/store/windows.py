@@ -115,12 +115,21 @@ class StepIndex:
         rows = pa.concat_tables(parts)
         return rows.unify_dictionaries() if strings else rows
 
-    def windows(self, block_rows: int = BLOCK_ROWS) -> list[tuple[int | None, int | None]]:
+    def windows(
+        self, block_rows: int = BLOCK_ROWS, *, within: tuple[int, int] | None = None
+    ) -> list[tuple[int | None, int | None]]:
         """Consecutive windows of steps (first, one after the last), the outer ends open.
 
-        Each holds at most ``block_rows``, or one step. None for no rows at all.
+        Each holds at most ``block_rows``, or one step. None for no rows at all. Of some steps
+        (``within``) no end is open.
         """
-        spans = [s for files in self._files.values() for some in files.values() for s in some]
+        spans = [
+            s
+            for files in self._files.values()
+            for some in files.values()
+            for s in some
+            if within is None or s.meets(*within)
+        ]
         if not spans:
             return []
         cuts: list[int | None] = []
@@ -130,7 +139,10 @@ class StepIndex:
                 cuts.append(first)
                 held = 0.0
             held += rows
-        return list(zip([None, *cuts], [*cuts, None], strict=True))
+        if within is None:
+            return list(zip([None, *cuts], [*cuts, None], strict=True))
+        inside = [cut for cut in cuts if cut is not None and within[0] < cut < within[1]]
+        return list(zip([within[0], *inside], [*inside, within[1]], strict=True))
 
 
 def in_window(first: int | None, after: int | None) -> Any:  # noqa: ANN401 - pyarrow has no stubs
