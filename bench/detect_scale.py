@@ -4,7 +4,8 @@
 
 Runs with one slow rank are simulated into a Parquet store, and judged by all detectors, the
 replay of what the fault costs included. Each command is a process of its own, imports counted. Growth
-is the exponent between two sizes: 1 is linear, and below 1 is what does not grow at all (imports).
+is the exponent between two sizes: 1 is linear, and below 1 is what does not grow at all (imports). It is
+taken of CPU time, which other load on the machine disturbs less than the clock on the wall.
 Nothing else should run on the machine: both cores are used.
 """
 
@@ -26,6 +27,9 @@ from paired import as_json, describe_environment, write_results
 MAX_WALL_S = 10.0
 MAX_RSS_MB = 2000.0
 """Both of the largest run, on 2 cores."""
+MAX_SIMULATE_S = 60.0
+MAX_GROWTH = 1.1
+"""Exponent: twice the ranks or steps may take 2.14 times as long."""
 
 _FROM = 40
 _SLOW = 1.6
@@ -72,15 +76,21 @@ def measure(sizes: tuple[Size, ...]) -> dict[str, Any]:
     """Every size in turn."""
     runs = [_of(size) for size in sizes]
     largest = runs[-1]
+    growth = _growth(runs)
+    whole = len(runs) > 1
     return {
         "unit": "seconds, MB of the largest resident memory of the process",
         "runs": runs,
-        "growth": _growth(runs),
+        "growth": growth,
         "max_wall_s": MAX_WALL_S,
         "max_rss_mb": MAX_RSS_MB,
+        "max_simulate_s": MAX_SIMULATE_S,
+        "max_growth": MAX_GROWTH,
         # Asked of the largest size only.
-        "wall_met": largest["detect"]["wall_s"] <= MAX_WALL_S if len(runs) > 1 else None,
-        "rss_met": largest["detect"]["rss_mb"] <= MAX_RSS_MB if len(runs) > 1 else None,
+        "wall_met": largest["detect"]["wall_s"] <= MAX_WALL_S if whole else None,
+        "rss_met": largest["detect"]["rss_mb"] <= MAX_RSS_MB if whole else None,
+        "simulate_met": largest["simulate"]["wall_s"] <= MAX_SIMULATE_S if whole else None,
+        "linear": max(growth.values()) <= MAX_GROWTH if whole else None,
     }
 
 
@@ -155,11 +165,17 @@ def print_table(results: dict[str, Any]) -> None:
         )
     for name, exponent in results["growth"].items():
         print(f"\nCPU time grows {name.replace('_', ' ')} with exponent {exponent:.2f}")
+    asked = {
+        f"detect in {MAX_WALL_S:.0f} s": results["wall_met"],
+        f"in {MAX_RSS_MB:.0f} MB": results["rss_met"],
+        f"simulate in {MAX_SIMULATE_S:.0f} s": results["simulate_met"],
+        f"exponents up to {MAX_GROWTH}": results["linear"],
+    }
     if results["wall_met"] is not None:
-        print(
-            f"\n{MAX_WALL_S:.0f} s: {'met' if results['wall_met'] else 'NOT met'}; "
-            f"{MAX_RSS_MB:.0f} MB: {'met' if results['rss_met'] else 'NOT met'}"
-        )
+        print()
+    for what, met in asked.items():
+        if met is not None:
+            print(f"{what}: {'met' if met else 'NOT met'}")
 
 
 if __name__ == "__main__":
