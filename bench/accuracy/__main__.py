@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core is enough
 
 from rich.progress import track
 
+from accuracy.calibration import calibrate, findings_of, reliability
 from accuracy.judging import judge
 from accuracy.page import write_page
 from accuracy.runs import draw, read_design
@@ -40,6 +41,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--fresh", action="store_true", help="judge every run anew")
     parser.add_argument("--score", action="store_true", help="judge nothing, score the record")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="judge nothing, write the detectors' confidence"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     warnings.simplefilter("ignore", RuntimeWarning)  # medians of nothing, in the baselines
@@ -52,7 +56,9 @@ def main() -> int:
     # A record of other seeds, or of a design since changed, says nothing of these runs.
     wanted = {run.id: (run.seed, run.fault) for run in design}
     done = {key: row for key, row in done.items() if wanted.get(key) == (row["seed"], row["fault"])}
-    runs = [] if options.score else [run for run in design if run.id not in done]
+    runs = (
+        [] if options.score or options.calibrate else [run for run in design if run.id not in done]
+    )
     # In no order of the design, so that a part of it is a sample of all; the largest last.
     runs.sort(key=lambda run: (PRESETS[run.cluster].ranks > _LARGE, _shuffled(run.id)))
     with (
@@ -66,7 +72,14 @@ def main() -> int:
             record.write(json.dumps(outcome) + "\n")
             record.flush()
             done[outcome["id"]] = outcome
-    results = {"runs_of_design": len(design), **score(list(done.values()))}
+    said = list(findings_of(list(done.values()), design))
+    if options.calibrate:
+        calibrate(said)
+    results = {
+        "runs_of_design": len(design),
+        **score(list(done.values())),
+        "reliability": reliability(said),
+    }
     if not options.quick:
         write_results(RESULTS / "accuracy.json", results)
         write_page(RESULTS / "accuracy.json")

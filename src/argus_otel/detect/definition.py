@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
@@ -40,6 +41,11 @@ _RUNBOOK: Final = {"means", "recognised_by", "false_alarms", "do"}
 PRESENT: Final = 0.9
 """Share of the job's ranks that must have sent something (DESIGN, detection)."""
 _LEVELS: Final = ("info", "warning", "critical")
+CONFIDENCE_FILE: Final = "confidence.json"
+"""Beside detector.yaml, made by ``bench/accuracy --calibrate``: of how many findings of each severity how
+many were right."""
+_LEAST_FINDINGS: Final = 30
+"""Of fewer, a share says little: no confidence then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +117,9 @@ class Detector:
     detect: Detect
     complete: Complete | None = None
     """Looks closer at what was found; see ``Complete``."""
+    confidence: Mapping[str, float] = field(default_factory=dict)
+    """How often a finding of each severity was right on the scoreboard, 0 to 1; not there where it had
+    too few."""
 
 
 def load_detectors(*folders: Path) -> list[Detector]:
@@ -184,6 +193,7 @@ def _load(folder: Path) -> Detector:
         folder=folder,
         detect=cast("Detect", module.detect),
         complete=cast("Complete | None", getattr(module, "complete", None)),
+        confidence=dict(_confidences(folder / CONFIDENCE_FILE)),
     )
 
 
@@ -192,6 +202,21 @@ def _thresholds(path: Path, params: dict[str, Any]) -> Iterator[tuple[str, float
         if not isinstance(entry, dict) or not {"value", "source"} <= set(entry):
             raise _bad(path, f"giving {name} as {entry!r}", "a value and its source")
         yield name, float(entry["value"])
+
+
+def _confidences(path: Path) -> Iterator[tuple[str, float]]:
+    """Severity, and the mean of what its share may be after what was seen, from a flat prior."""
+    if not path.is_file():
+        return
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        counts = [(level, int(of["right"]), int(of["of"])) for level, of in table.items()]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        expected = 'severity to counts: {"warning": {"right": 40, "of": 41}}'
+        raise _bad(path, f"damaged ({type(error).__name__}: {error})", expected) from error
+    for level, right, of in counts:
+        if of >= _LEAST_FINDINGS:
+            yield level, (right + 1) / (of + 2)
 
 
 def _rules(path: Path, rules: list[dict[str, Any]]) -> Iterator[tuple[Severity, str, float]]:

@@ -91,7 +91,11 @@ def diagnose_run(run: Run, detectors: Sequence[Detector]) -> Verdict:
             abstentions += silent
             judged[detector.id] = windows
     explains = {detector.id: detector.explains for detector in detectors}
-    said = suppress(weigh_all(findings, frame), explains)
+    sure = {detector.id: detector.confidence for detector in detectors}
+    said = [
+        replace(finding, confidence=sure.get(finding.detector, {}).get(finding.severity))
+        for finding in suppress(weigh_all(findings, frame), explains)
+    ]
     return Verdict(
         diagnosis=Diagnosis(
             findings=tuple(_complete(said, run, detectors)), abstentions=tuple(abstentions)

@@ -97,7 +97,9 @@ def _print_finding(console: Console, view: RunView, finding: Finding, *, verbose
     for symptom in finding.suppressed:
         _print_row(console, "explains", view.symptom_of(symptom))
     if verbose:
-        _print_row(console, "finding", f"{finding.id} by {finding.detector}")
+        sure = finding.confidence
+        how = "" if sure is None else f"; of such findings on simulated jobs {sure:.0%} were right"
+        _print_row(console, "finding", f"{finding.id} by {finding.detector}{how}")
 
 
 def _print_row(console: Console, label: str, text: str) -> None:

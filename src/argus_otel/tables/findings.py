@@ -65,7 +65,8 @@ class Finding:
     onset: Onset
     severity: Severity
     confidence: float | None = None
-    """0 to 1; None until calibrated on the scoreboard."""
+    """0 to 1: how many findings of this detector and severity were right on the scoreboard, where three of
+    four jobs have a fault; None where it had too few."""
     slowdown: float
     """Ratio of the culprits' own time to the healthy reference, 1 or more."""
     step_slowdown: float | None = None

@@ -53,3 +53,25 @@ def test_a_mistake_in_a_detector_is_said_with_its_line(tmp_path, command, source
         load_detectors(tmp_path)
 
     assert said in str(raised.value)
+
+
+def test_how_often_a_detector_was_right_is_read_beside_it(tmp_path, command):
+    """From a flat prior; of fewer than thirty findings nothing is concluded."""
+    command("new", "slow_disk", "--into", tmp_path)
+    (tmp_path / "slow_disk/confidence.json").write_text(
+        '{"warning": {"right": 97, "of": 98}, "info": {"right": 29, "of": 29}}'
+    )
+
+    (detector,) = load_detectors(tmp_path)
+
+    assert detector.confidence == {"warning": pytest.approx(0.98)}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"warning": 3}', '{"warning": {"right": 1}}'])
+def test_a_damaged_confidence_file_is_refused(tmp_path, command, text):
+    """A wrong number beside a verdict is worse than none."""
+    command("new", "slow_disk", "--into", tmp_path)
+    (tmp_path / "slow_disk/confidence.json").write_text(text)
+
+    with pytest.raises(ConfigError, match=r"confidence.json is damaged"):
+        load_detectors(tmp_path)

@@ -54,6 +54,21 @@ def test_two_ranks_that_fall_ill_at_different_times_are_two_findings():
     assert sorted(f.ranks for f in findings) == [(1,), (6,)]
 
 
+def test_a_finding_is_as_sure_as_its_detector_was_right_before():
+    """At the same severity; where that is not known, neither is how sure it is."""
+    (straggler,) = load_detectors(BUNDLED / "compute_straggler")
+
+    def sure(confidence):
+        (found,) = diagnose(
+            build_run(SLOW), [replace(straggler, confidence=confidence)]
+        ).diagnosis.findings
+        return found.severity, found.confidence
+
+    severity, _ = sure({})
+    assert sure({severity: 0.97}) == (severity, 0.97)
+    assert sure({"info": 0.5}) == (severity, None)
+
+
 def test_a_detector_that_raises_becomes_an_abstention():
     """Anybody may write one; nobody's mistake ends the others."""
 
