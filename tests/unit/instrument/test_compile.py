@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch._dynamo
 import torch.distributed as dist
 from torch._dynamo import convert_frame
+from torch._dynamo.callback import CallbackArgs, CallbackTrigger, CompilationCallbackHandler
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from argus_otel.instrument.framework.compilation import instrument_compilation
+from argus_otel.instrument.patches import Patches
 from argus_otel.semconv import names
 from argus_otel.wire import ids
 
@@ -186,3 +190,48 @@ def test_text_of_the_user_in_a_guard_is_not_told(traced):
 
     assert reasons[1]
     assert "patient" not in " ".join(reasons)
+
+
+def test_torch_may_hand_its_argument_over_by_name(traced):
+    """A hook must take whatever call the original takes: this is the user's compilation."""
+    handler = CompilationCallbackHandler()
+    told = []
+    handler.register_start_callback(told.append)
+    handler.register_end_callback(told.append)
+    given = CallbackArgs(CallbackTrigger.DYNAMO, "9/0")
+
+    handler.run_start_callbacks(args=given)
+    handler.run_end_callbacks(args=given)
+
+    assert told == [given, given]
+
+
+class _TellsNothing:
+    """The callbacks of a torch that does not number graphs."""
+
+    def run_start_callbacks(self):
+        pass
+
+    def run_end_callbacks(self):
+        pass
+
+
+def test_a_graph_without_a_number_does_not_get_the_name_of_the_one_before():
+    """A wrong function would send people to the wrong place."""
+    recorded = []
+    sink = SimpleNamespace(
+        enabled=True, record_compilation=lambda compiled, *_: recorded.append(compiled.function)
+    )
+    module = SimpleNamespace(CompilationCallbackHandler=_TellsNothing)
+    instrument_compilation(module, Patches(), sink, SimpleNamespace(is_here=True))
+    handler = _TellsNothing()
+
+    def _compile(code, closure, recompile_reason):
+        handler.run_start_callbacks()
+        handler.run_end_callbacks()
+
+    _compile(train.__code__, None, None)
+    handler.run_start_callbacks()
+    handler.run_end_callbacks()
+
+    assert recorded == ["train", "torch.compile"]

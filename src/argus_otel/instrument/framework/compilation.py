@@ -48,17 +48,18 @@ def instrument_compilation(
     by_graph: dict[str, Compilation] = {}
 
     def wrap_start(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run_start_callbacks(self: Any, *args: Any) -> Any:  # noqa: ANN401
+        def run_start_callbacks(self: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
             nonlocal began_ns, compiled
-            result = original(self, *args)
+            result = original(self, *args, **named)
             began_ns = 0
             # A backward that is compiled late runs on autograd's thread where there is a GPU.
             if sink.enabled and (steps.is_here or steps.backward_depth):
                 try:
-                    graph = str(getattr(args[0], "compile_id", "")) if args else ""
+                    graph = _graph_of(*args, *named.values())
                     # The backward of a graph belongs to the function that its forward is of.
                     compiled = _of_caller() or by_graph.get(graph, _UNNAMED)
-                    if len(by_graph) < _GRAPHS_REMEMBERED:
+                    # A graph that torch does not number would lend its name to the next.
+                    if graph and (graph in by_graph or len(by_graph) < _GRAPHS_REMEMBERED):
                         by_graph[graph] = compiled
                     began_ns = monotonic_ns()
                 except Exception as error:  # noqa: BLE001 - never into the user's training
@@ -69,7 +70,7 @@ def instrument_compilation(
         return run_start_callbacks
 
     def wrap_end(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run_end_callbacks(self: Any, *args: Any) -> Any:  # noqa: ANN401
+        def run_end_callbacks(self: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
             nonlocal began_ns
             if began_ns and sink.enabled:
                 try:
@@ -77,7 +78,7 @@ def instrument_compilation(
                 except Exception as error:  # noqa: BLE001
                     sink.faults.report("compilation_hook", error)
             began_ns = 0
-            return original(self, *args)
+            return original(self, *args, **named)
 
         never_compile(run_end_callbacks)
         return run_end_callbacks
@@ -85,6 +86,11 @@ def instrument_compilation(
     handler = module.CompilationCallbackHandler
     patches.replace(handler, "run_start_callbacks", wrap_start)
     patches.replace(handler, "run_end_callbacks", wrap_end)
+
+
+def _graph_of(*given: object) -> str:
+    """The number of the graph, of what torch hands to its callbacks; empty where it tells none."""
+    return str(getattr(given[0], "compile_id", "")) if given else ""
 
 
 def _of_caller() -> Compilation | None:
