@@ -219,6 +219,7 @@ class Condenser:
         )
         if before is None or self._identity is None:
             return []
+        self._next_ordinal = ordinal + 1
         truncated, self._truncated = self._truncated, False
         return [_Ended(batch, before, ordinal, truncated)]
 
@@ -228,11 +229,13 @@ class Condenser:
         One kind of work for all of them, then the next: a processor that comes from arithmetic is
         a third faster at the same few lines again and again than at many in turn.
         """
+        # The last of those before these may have been given up.
+        ended[0].truncated |= self._truncated
+        self._truncated = False
         for work in (self._measure, self._name, self._draw, self._digest, self._pack):
             ended = self._each(part, ended, work)
         for step in ended:
             part.add(step)
-            self._next_ordinal = step.ordinal + 1
         self.steps_seen += len(ended)
 
     def _measure(self, part: _Part, step: _Ended) -> None:
@@ -322,7 +325,6 @@ class Condenser:
             except Exception as error:  # noqa: BLE001 - this step is lost, not all later ones
                 truncated = True
                 self._told_groups.clear()
-                self._next_ordinal = step.ordinal + 1
                 self._faults.report("condense", error, records=len(step.batch))
             else:
                 truncated = False

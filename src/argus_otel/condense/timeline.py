@@ -36,7 +36,7 @@ _MAX_SHAPES: Final = 512
 
 _OTHER_FUNCTIONS: Final = "other functions"
 
-_EXCEPTION_ID = 1 << 20  # apart from the counters of the same step
+_EXCEPTION_ID = 1 << 20  # an exception may be sent twice: with its step, and at exit
 
 _GC = SpanShape(
     scopes.TIMELINE,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from argus_otel._runtime.faults import FaultLog
 from argus_otel.condense import detail
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
@@ -289,6 +290,22 @@ def test_an_exception_that_ends_the_job_is_in_the_step_that_never_ended(make_job
     assert spans[0].trace_id == ids.step_trace_id(identity.nonce, 0, 1, 0)
     assert spans[0].attributes["error.type"] == "OSError"
     assert job.condenser.take_exceptions(0) is None
+
+
+def test_an_exception_at_exit_is_in_its_own_step_where_the_one_before_was_lost(make_job):
+    """Which step it is follows from the boundary, not from what could be made of the step."""
+    job = make_job(
+        faults=FaultLog(), exceptions=[UncaughtException(type_name="OSError", frames=())]
+    )
+    job.forward(1000, 1010).end(1021)
+    job.forward(1030, 1035).collective(1036, group=7).end(1041)
+    job.event(events.EXCEPTION, 1046, 0, a=0)
+    job.take()
+
+    identity, spans = job.condenser.take_exceptions(0)
+
+    assert job.faults.counts["condense"]
+    assert spans[0].trace_id == ids.step_trace_id(identity.nonce, 0, 2, 0)
 
 
 def test_only_rank_0_writes_the_root_of_a_shared_trace(make_job, make_identity):

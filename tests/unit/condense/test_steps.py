@@ -422,6 +422,26 @@ def test_whichever_stage_a_step_fails_in_the_others_of_its_batch_are_whole(
     assert job.faults.counts["condense"] == 3
 
 
+def test_the_step_after_one_that_was_lost_says_so_however_many_come_at_once(make_job, monkeypatch):
+    """Steps are condensed 32 at a time; the first of the next ones follows the last of those."""
+    job = make_job(faults=FaultLog())
+    digest = Condenser._digest
+
+    def fail_once(self, part, step):
+        if step.ordinal == 31:
+            raise OverflowError
+        digest(self, part, step)
+
+    monkeypatch.setattr(Condenser, "_digest", fail_once)
+    for step in range(40):
+        at = 1000 + 30 * step
+        job.forward(at, at + 10).end(at + 21)
+
+    assert [digest.ordinal for digest in job.digests() if digest.truncated] == [32]
+    job.forward(2200, 2210).end(2221)
+    assert [digest.truncated for digest in job.digests()] == [False]
+
+
 def test_the_trainer_may_have_the_gil_after_each_step_and_within_large_ones(make_job):
     """Five thousand collectives are not worked on in one go."""
     job = make_job()
