@@ -491,6 +491,9 @@ def read_rows(data: bytes, offsets: Ints) -> Rows:
     if size < 1:
         nothing = np.empty(0, dtype=np.int64)
         return Rows(filled=nothing, bucket=nothing, count=nothing, place_sum=nothing)
+    if not data:
+        msg = "packed sketch is cut short: there are rows, and no bytes"
+        raise ValueError(msg)
     values = decode_uvarints(data)
     # A number ends with a byte below 128; before each row lie as many numbers as such bytes.
     ended = np.cumsum(np.frombuffer(data, dtype=np.uint8) < 0x80)

@@ -259,6 +259,12 @@ def test_a_damaged_row_is_refused(numbers, message):
         read_rows(data, np.array([0, len(data)]))
 
 
+def test_rows_without_bytes_are_refused():
+    """A column of empty values."""
+    with pytest.raises(ValueError, match="cut short"):
+        read_rows(b"", np.zeros(3, dtype=np.int64))
+
+
 def test_rows_of_two_errors_are_refused():
     """Their buckets do not match."""
     rows = [pack([1, error, 1, 0, 0, 0, 1, 8, 0]) for error in (20, 50)]
