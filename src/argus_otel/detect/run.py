@@ -242,11 +242,12 @@ class RunBuilder:
     _trace_codes: dict[str, int] = field(default_factory=dict)
 
     def add(self, tables: RunTables) -> None:
-        """Take some whole steps; ranks and groups are those known so far."""
-        self._ranks, self._groups = tables.ranks, tables.groups
+        """Take some whole steps; what they tell of ranks and groups goes with what was told before."""
+        self._ranks = _with_later(self._ranks, tables.ranks, "rank")
+        self._groups = _with_later(self._groups, tables.groups, "group")
         self._add_steps(tables.steps)
-        self._operations.add(tables.collectives, tables.groups)
-        if tables.collectives.num_rows and not _topology_known(tables.ranks):
+        self._operations.add(tables.collectives, self._groups)
+        if tables.collectives.num_rows and not _topology_known(self._ranks):
             self._samples.append(_sample(tables.collectives))
         for name, table in (("kernels", tables.kernels), ("experts", tables.experts)):
             if table.num_rows and self.rows is None:
@@ -410,6 +411,12 @@ def _reader_of(late: Mapping[str, Sequence[pa.Table]]) -> ReadRows:
         return whole[table].filter(wanted)
 
     return read
+
+
+def _with_later(known: pa.Table, later: pa.Table, key: str) -> pa.Table:
+    """Ranks, or groups, told so far: digests name their groups only now and then."""
+    before = known.filter(pc.invert(pc.is_in(known[key], value_set=later[key])))
+    return pa.concat_tables([before, later]) if before.num_rows else later
 
 
 def _topology_known(ranks: pa.Table) -> bool:

@@ -63,6 +63,8 @@ class Store(Protocol):
     ) -> Iterator[RunTables]:
         """The tables of a run in consecutive blocks of whole steps; ranks and groups in each.
 
+        Where a store knows those from the steps alone, a block has what its own steps tell of them.
+
         At least one block, however little there is. Where the store can, a block is of a size that
         a large job's fits in memory too.
 

@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 import pytest
 
 from argus_otel._runtime.errors import StoreError
+from argus_otel.cli.watching import Watcher
+from argus_otel.publish.ledger import Ledger
 from argus_otel.service import NO_VERDICT, judge
 from argus_otel.store.jaeger import JaegerStore
 from argus_otel.store.parquet import ParquetStore
@@ -418,3 +420,27 @@ def test_a_stream_of_several_documents_is_one_answer(job_spans, opened):
     jaeger._traces = lambda _ids: httpx.Response(200, text="\n".join(chunks))
 
     assert opened(jaeger).resolve("latest").ranks_seen == 4
+
+
+def test_a_job_is_watched_whose_newest_steps_do_not_name_their_groups(job_spans, opened):
+    """Digests do so on the first step that uses a group, then rarely; a look reads the newest alone."""
+
+    def in_ten_seconds(ordinal, rank):
+        return example_digest(ordinal, rank, start_ns=START_NS + ordinal * 10 * 10**9)
+
+    def first(steps):
+        return job_spans(steps=range(steps), digest=in_ten_seconds)
+
+    jaeger = FakeJaeger(first(11))
+    store = opened(jaeger)
+    watcher = Watcher(open_store=lambda: store, run_name="latest", ledger=Ledger(), detectors=())
+    watcher.look()
+    for steps in (31, 61):
+        jaeger.spans = first(steps)
+        look = watcher.look()
+
+    seen = look.verdict.frame.whole
+    assert look.newest_step == 60
+    assert [group.members.tolist() for group in seen.groups] == [[0, 1, 2, 3]]
+    assert (seen.operations.members_AL == 4).all()
+    assert seen.hosts_R == ("node-0",) * 4
