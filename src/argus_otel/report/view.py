@@ -190,7 +190,8 @@ def cost_of(finding: Finding) -> str:
             )
     if finding.cost_gpu_hours is not None:
         unit = finding.evidence.get("cost_unit", "GPU-hours")
-        cost = f"{finding.cost_gpu_hours:.2g}"
+        hours = finding.cost_gpu_hours
+        cost = f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
         unit = unit.removesuffix("s") if cost == "1" else unit
         parts.append(f"{cost} {unit} {'in all' if over else 'so far'}")
     return "; ".join(parts)

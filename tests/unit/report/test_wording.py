@@ -109,6 +109,15 @@ def test_the_cost_is_that_of_the_steps_that_have_it(state, affected, said):
     assert cost_of(finding) == said
 
 
+@pytest.mark.parametrize(
+    ("hours", "said"),
+    [(0.00482, "0.0048 GPU-hours so far"), (1.0, "1 GPU-hour so far"), (1234.5, "1,234 GPU-hours so far")],
+)  # fmt: skip
+def test_hours_are_written_out(hours, said):
+    """No 1.2e+03 at 3 a.m."""
+    assert cost_of(replace(FINDING, cost_gpu_hours=hours)) == said
+
+
 def test_a_demo_without_a_fault_does_not_find_one():
     """Nothing was planted: then "found what was planted" says too much."""
     assert outcome_of(Fault.NONE, as_planted=True) == "Nothing was planted, and nothing found."
