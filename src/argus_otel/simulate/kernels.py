@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 COMMUNICATION: Final = "nccl"
-NAMES: Final = (*sorted(KERNEL_CLASSES), COMMUNICATION)
 
 _SIZES: Final = {
     "attention": ((8, 1.0),),

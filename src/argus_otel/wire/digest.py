@@ -274,10 +274,12 @@ def decode_digest(
 
     def wholes(name: str) -> tuple[int, ...]:
         value = attributes.get(name, ())
+        msg = f"{name} is not a list of whole numbers: {value!r}"
+        if isinstance(value, str):  # whose digits would pass for such a list
+            raise ValueError(msg)  # noqa: TRY004 - as above
         try:
             return tuple(map(int, value))  # type: ignore[arg-type]
         except (OverflowError, TypeError, ValueError) as error:
-            msg = f"{name} is not a list of whole numbers: {value!r}"
             raise ValueError(msg) from error
 
     ordinal, rank = whole(names.ARGUS_STEP_ORDINAL), whole(names.DL_RANK)

@@ -96,7 +96,7 @@ def test_tokens_of_experts_come_back_from_a_digest():
 
     assert list(attributes[names.ARGUS_WORK_EXPERT_TOKENS]) == [2048, 0, 1985]
     assert decode_digest(attributes, 0, 1).expert_tokens == (2048, 0, 1985)
-    for damaged in (3, "many", [None]):
+    for damaged in (3, "many", "123", [None]):
         with pytest.raises(ValueError, match=r"expert_tokens is not a list of whole numbers"):
             decode_digest({**attributes, names.ARGUS_WORK_EXPERT_TOKENS: damaged}, 0, 1)
 
