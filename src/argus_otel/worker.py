@@ -260,7 +260,7 @@ class Worker:
             try:
                 self._submit(part, pause)
             except Exception as error:  # noqa: BLE001 - the parts after it are sent all the same
-                self._faults.report("encode", error, records=len(part.spans))
+                self._faults.report("encode", error, records=part.span_count)
         if last and (left := self._condenser.take_exceptions(offset_ns)) is not None:
             self._submit(Condensed(identity=left[0], digests=[], spans=left[1]), pause)
 

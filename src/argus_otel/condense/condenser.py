@@ -71,6 +71,12 @@ class Condensed:
     wait_s: float = 0.0
     """Summed over the steps, for the metric."""
 
+    @property
+    def span_count(self) -> int:
+        """Spans of whatever form."""
+        shaped = sum(map(len, self.shaped.values()))
+        return len(self.spans) + shaped + sum([row.span_ids.size for row in self.rows])
+
 
 class Condenser:
     """State across batches: the open step, and each group's last news."""

@@ -125,6 +125,23 @@ def test_a_span_that_cannot_be_encoded_costs_only_itself(worker, receiver, monke
     assert worker._drops()["encode"] == 1
 
 
+def test_of_steps_that_cannot_be_sent_at_all_every_span_is_counted(worker, receiver, monkeypatch):
+    """Phases and roots too, whichever way they would have been encoded."""
+
+    def fail(identity):
+        raise OSError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker, "_resource", fail)
+        step(worker, 0)
+        worker.flush(30)
+    lost = worker._drops()["encode"]
+    step(worker, 1)
+    assert worker.flush(30)
+
+    assert lost == len(receiver.spans()) > 1
+
+
 def shaped_span(shape, trace_id, number, *values):
     at_ns = BEGAN_MS * MS
     span_id = number.to_bytes(8, "big")
