@@ -1,7 +1,7 @@
 """The background thread of a training process: record → condense → encode → export.
 
-It wakes about once a second, works on all steps that have ended since, and gives the GIL away between
-the pieces of its work so that the trainer never waits a millisecond for it.
+It wakes about once a second, works on all steps that have ended since, and gives the GIL away
+between the pieces of its work so that the trainer never waits a millisecond for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which steps' timelines are worth keeping: each rank says it, the Collector does it for all.
 
-In this order: ``event`` (an uncaught exception, a compilation, a long GC pause), ``slow`` (against this rank's
-own recent steps), ``baseline`` (a sample that all ranks agree on).
+In this order: ``event`` (an uncaught exception, a compilation, a long GC pause), ``slow`` (against
+this rank's own recent steps), ``baseline`` (a sample that all ranks agree on).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events (GC pauses, compilation, exceptions) from timeline spans, placed in the steps they happened in."""
+"""Events (GC pauses, compilation, exceptions) from timeline spans, placed in their steps."""
 
 from __future__ import annotations
 

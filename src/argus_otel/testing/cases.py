@@ -8,8 +8,8 @@ slowest rank. Or it names a cluster for the simulator, with what differs from it
     simulate: {cluster: ddp-8, noise: 0.04, steps: 60, seed: 3, faults: ["link:rank=3,factor=4"]}
 
 ``unknown`` lists columns of the steps that nobody measured; of a simulated run also ``ends`` (of all
-collectives), ``passes`` (of micro-batches), ``kernels`` and ``experts``; ``without_kernels`` lists ranks that sent
-none of these.
+collectives), ``passes`` (of micro-batches), ``kernels`` and ``experts``; ``without_kernels`` lists
+ranks that sent no kernels.
 
 Rows of ``events``, ``devices`` and ``heartbeats`` may be added to either: ``rank`` may be
 a list, and ``steps: [first, before]`` (with ``every``) stands for many an ``ordinal``.
