@@ -32,6 +32,8 @@ _MOST_PEERS: Final = 32
 """Of thousands of peers so many stand for all: their pooled kernels are tens of thousands."""
 _MOST_STEPS: Final = 20
 """The latest of a fault, as many as a window has."""
+_LEAST_S: Final = 1e-9
+"""A kernel of no duration, by a clock that has no finer ticks."""
 _COMMUNICATION: Final = ("nccl", "rccl")
 _USUAL: Final = 0.9
 """The distance that so many of the peers stay under is how far healthy ranks are apart."""
@@ -174,7 +176,7 @@ def _compare(kernels: _Kernels, places: Sequence[int]) -> KernelComparison | str
     order = np.argsort(-extra_s, kind="stable")
     return KernelComparison(
         names=tuple(kernels.names[mine.name[common[place]]] for place in order.tolist()),
-        ratio_N=((my_s / my_count) / (their_s / their_count))[order],
+        ratio_N=((my_s / my_count) / np.maximum(their_s / their_count, _LEAST_S))[order],
         distance_N=distances(mine, theirs)[common][order],
         usual_distance_N=usual[order],
         launches_ratio_N=(my_count / their_count)[order],

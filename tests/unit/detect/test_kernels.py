@@ -161,6 +161,18 @@ def test_kernels_of_communication_are_not_compared():
     assert seen.ratio_N == pytest.approx([1.2], rel=0.01)
 
 
+def test_kernels_that_took_no_time_by_their_clock_have_a_ratio():
+    """A report cannot say infinity."""
+    table = kernels_of({"gemm": 12, "tick": 0})
+    of_rank_0 = table["sketch"].to_pylist()[:2]
+    at = table.schema.get_field_index("sketch")
+    peers_took_none = pa.array([*of_rank_0, of_rank_0[1], of_rank_0[1]], pa.binary())
+
+    seen = compared(table.set_column(at, KERNELS.field("sketch"), peers_took_none))
+
+    assert np.isfinite(seen.ratio_N).all()
+
+
 def test_more_kernels_are_told_from_slower_ones():
     """Twice as many of the same."""
     seen = compared(kernels_of({"gemm": 10}, launches=2))
