@@ -17,6 +17,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jobs import JobError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -31,7 +33,7 @@ _NEEDED = {
 _ENDS_SOON_S = 20
 
 
-class NoNamespacesError(Exception):
+class NoNamespacesError(JobError):
     """Namespaces or shaped links cannot be had here; the message says what is missing."""
 
 

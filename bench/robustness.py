@@ -21,7 +21,7 @@ group only: a link that was slow from its first step on cannot be told there, an
 then nobody is accused.
 
 Slow links need root and iproute2; without them those runs are not made, and the table says so.
-Nothing outlives this: interrupted, it ends its jobs and their hosts. About 8 minutes on two idle
+Nothing outlives this: interrupted, it ends its jobs and their hosts. About 10 minutes on two idle
 cores, 4 with ``--quick``. Exit code 1 if any verdict is wrong or a run failed.
 """
 

@@ -153,8 +153,8 @@ def read_nonce(run: RunSummary) -> bytes | None:
 def _duration_s(span: dict[str, Any], attributes: dict[str, Any]) -> float:
     """Of several that are one span: their sum, and not the time from the first to the last."""
     folded = attributes.get(names.ARGUS_FOLD_DURATION)
-    if isinstance(folded, float):
-        return folded
+    if isinstance(folded, (int, float)):  # a store's JSON may have dropped the ".0"
+        return float(folded)
     return float(span["end_ns"] - span["start_ns"]) * 1e-9
 
 
