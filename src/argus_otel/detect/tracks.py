@@ -306,7 +306,8 @@ def _claimed_s(finding: Finding, findings: Sequence[Finding]) -> float:
 def _explaining(regression: Finding, findings: Sequence[Finding]) -> Finding | None:
     """The heaviest of the findings that together account for slower steps; None if they do not.
 
-    They began no later and lost half of the time at least.
+    They began no later and lost half of the time at least. Those that began with it come first: what
+    was there long before, and as heavy, does not make steps slower than they were.
     """
     early = [
         finding
@@ -315,8 +316,16 @@ def _explaining(regression: Finding, findings: Sequence[Finding]) -> Finding | N
         and finding.first_step <= regression.first_step + _SAME_ONSET_STEPS
         and finding.last_step >= regression.first_step
     ]
-    lost_s = sum(_claimed_s(finding, findings) for finding in early)
-    cost = sum(finding.cost_gpu_hours or 0.0 for finding in early)
-    enough = lost_s >= _EXPLAINED_SHARE * float(regression.evidence["lost_s_per_step"])
-    enough |= cost >= _EXPLAINED_SHARE * (regression.cost_gpu_hours or 0.0)
-    return max(early, key=lambda f: f.cost_gpu_hours or 0.0) if early and enough else None
+    begun_with_it = [
+        finding
+        for finding in early
+        if finding.first_step >= regression.first_step - _SAME_ONSET_STEPS
+    ]
+    for some in (begun_with_it, early):
+        lost_s = sum(_claimed_s(finding, findings) for finding in some)
+        cost = sum(finding.cost_gpu_hours or 0.0 for finding in some)
+        enough = lost_s >= _EXPLAINED_SHARE * float(regression.evidence["lost_s_per_step"])
+        enough |= cost >= _EXPLAINED_SHARE * (regression.cost_gpu_hours or 0.0)
+        if some and enough:
+            return max(some, key=lambda f: f.cost_gpu_hours or 0.0)
+    return None

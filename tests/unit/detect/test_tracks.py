@@ -82,6 +82,24 @@ def test_slower_steps_go_under_what_accounts_for_them():
     assert said == [("compute_straggler", (3,), ["regression_unexplained"])]
 
 
+def test_what_was_there_long_before_is_not_what_made_steps_slower():
+    """Uneven lengths cost as much in each step from the first on; then a rank became slow."""
+    kept = suppress(
+        [
+            finding("regression_unexplained", [], steps=(40, 80), lost_s=0.03),
+            finding(
+                "sequence_imbalance", [], steps=(10, 80), severity="info", lost_s=0.05, cost=9.0
+            ),
+            finding("compute_straggler", [3], steps=(40, 80), lost_s=0.03),
+        ],
+        EXPLAINS,
+    )
+
+    said = {one.cause: (one.severity, [s.cause for s in one.suppressed]) for one in kept}
+    assert said["compute_straggler"] == ("warning", ["regression_unexplained"])
+    assert said["sequence_imbalance"] == ("info", [])
+
+
 def test_two_causes_may_account_together():
     """A third each."""
     said = shown(
