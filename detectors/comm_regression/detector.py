@@ -69,13 +69,17 @@ def detect(run: Run, params: Params) -> Diagnosis:
         " They all share a rank or host, so one slow link would look the same." if single else ""
     )
     what = "All transfers between hosts" if leaving_G.any() else "All transfers"
+    # Inside a host and without a GPU they are copies by cores that others use too: no link is in it.
+    copies = not leaving_G.any() and not run.has_gpu_R.any()
     finding = make_run_finding(
         run,
         params,
         cause="comm_regression",
         ranks=(),
         over_A=over_A,
-        severity=(None if small else params.severity(slowdown=ratio, cost=lost_s / step_s))
+        severity=(
+            None if small or copies else params.severity(slowdown=ratio, cost=lost_s / step_s)
+        )
         or "info",
         slowdown=ratio,
         lost_s=lost_s,
