@@ -271,53 +271,56 @@ def detect_scale(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _counts(results: dict[str, Any]) -> str:
+    """``7 right, 1 wrong``."""
+    return ", ".join(f"{count} {name}" for name, count in results["counts"].items())
+
+
+def _found(row: dict[str, Any]) -> str:
+    """The findings of one real job, in a cell."""
+    return "; ".join(
+        f"{one['severity']} {one['cause']} {one['ranks']} {one['slowdown']:.2f}"
+        for one in row["findings"]
+    )
+
+
 def verdicts(results: dict[str, Any]) -> str:
     """Real jobs."""
-    counts = ", ".join(f"{count} {name}" for name, count in results["counts"].items())
     lines = [
         "## Verdicts on real jobs",
         "",
-        f"{counts}. Realised: own time of the slow rank over that of the fastest other.",
+        f"{_counts(results)}. Realised: own time of the slow rank over that of the fastest other.",
         "",
         "| run | planted | realised | found | verdict |",
         "|---|---|---|---|---|",
     ]
     for row in results["runs"]:
-        found = "; ".join(
-            f"{one['severity']} {one['cause']} {one['ranks']} {one['slowdown']:.2f}"
-            for one in row["findings"]
-        )
         planted = "" if row["planted_rank"] is None else f"rank {row['planted_rank']}"
         factor = "" if row["planted_factor"] is None else f", {row['planted_factor']:g} times"
         realised = "" if row["realised_ratio"] is None else f"{row['realised_ratio']:.2f}"
         lines.append(
-            f"| {row['name']} | {planted}{factor} | {realised} | {found} | {row['verdict']} |"
+            f"| {row['name']} | {planted}{factor} | {realised} | {_found(row)} | {row['verdict']} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def robustness(results: dict[str, Any]) -> str:
     """Real jobs with faults of all kinds."""
-    counts = ", ".join(f"{count} {name}" for name, count in results["counts"].items())
     lines = [
         "## Faults of all kinds on real jobs",
         "",
-        f"{counts}. Each fault planted in one rank of a real job, and healthy twins of it.",
+        f"{_counts(results)}. Each fault planted in one rank of a real job, and healthy twins of it.",
         "",
         "| run | planted | found | verdict |",
         "|---|---|---|---|",
     ]
     for row in results["runs"]:
-        found = "; ".join(
-            f"{one['severity']} {one['cause']} {one['ranks']} {one['slowdown']:.2f}"
-            for one in row["findings"]
-        )
         planted = (
             ""
             if row["planted_rank"] is None
             else f"{row['planted_cause']}, rank {row['planted_rank']}"
         )
-        lines.append(f"| {row['name']} | {planted} | {found} | {row['verdict']} |")
+        lines.append(f"| {row['name']} | {planted} | {_found(row)} | {row['verdict']} |")
     return "\n".join(lines) + "\n"
 
 
