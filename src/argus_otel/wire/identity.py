@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-DEFAULT_GROUP: Final = "default_pg"
-
 _LEAST_STRIDED: Final = 3
 _MAX_MEMBERS: Final = 1_000_000
 """Above any job there is; a damaged range must not fill the memory."""

@@ -400,10 +400,11 @@ def test_every_span_is_kept_with_its_attributes_and_step(tmp_path, job_spans):
     assert found["tokenize"]["run"] is None
 
 
+@pytest.mark.parametrize("folded_s", [0.02, 2], ids=["seconds", "a whole number"])
 def test_a_compilation_is_an_event_with_its_reason_and_the_time_of_all_that_is_folded(
-    tmp_path, job_spans
+    tmp_path, job_spans, folded_s
 ):
-    """From the first to the last of two there lies other work."""
+    """From the first to the last of two there lies other work; a store may drop the ".0"."""
     compiled = timeline_span(
         "compilation",
         1,
@@ -414,7 +415,7 @@ def test_a_compilation_is_an_event_with_its_reason_and_the_time_of_all_that_is_f
             "code.function.name": "Model.forward",
             names.ARGUS_COMPILATION_REASON: "a size",
             names.ARGUS_FOLD_COUNT: 2,
-            names.ARGUS_FOLD_DURATION: 0.02,
+            names.ARGUS_FOLD_DURATION: folded_s,
         },
     )
 
@@ -422,7 +423,7 @@ def test_a_compilation_is_an_event_with_its_reason_and_the_time_of_all_that_is_f
 
     (event,) = latest(tmp_path).events.to_pylist()
     assert (event["kind"], event["name"], event["detail"], event["duration_s"]) == (
-        "compilation", "Model.forward", "a size", 0.02,
+        "compilation", "Model.forward", "a size", folded_s,
     )  # fmt: skip
 
 
