@@ -102,6 +102,10 @@ class Cluster:
     """Standard deviation of the hosts' clock drifts, seconds a second."""
     lost_rows: float = 0.0
     """Share of (step, rank) rows that never arrive."""
+    restart_s: float = 0.0
+    """Where above 0, this is one attempt between two elastic restarts: loading the checkpoint takes
+    so long before the first step, hosts have joined in an order of their own, and the end comes
+    while some hosts have told of the last step and others have not."""
     topology_known: bool = True
 
     def __post_init__(self) -> None:
@@ -169,7 +173,11 @@ class Cluster:
     @cached_property
     def host(self) -> Ints:
         """Host of each rank [R]."""
-        return np.arange(self.ranks) // self.ranks_per_host
+        block = np.arange(self.ranks) // self.ranks_per_host
+        if not self.restart_s:
+            return block
+        joined: Ints = np.random.default_rng(self.hosts).permutation(self.hosts)
+        return joined[block]
 
     def group_of(self, axis: str) -> Ints:
         """Index of the group along an axis that each rank is in [R]; members are contiguous or not.

@@ -116,6 +116,8 @@ class Weather:
         if c.collection_every:
             hit = (ordinal + self._gc_phase_R) % c.collection_every == 0
             now.gc_R += np.where(hit, c.collection_s, 0.0)
+        if c.restart_s and not ordinal:
+            now.between_R += c.restart_s
         if c.evaluation_every and ordinal and ordinal % c.evaluation_every == 0:
             now.between_R += c.evaluation_s
         if c.checkpoint_every and ordinal and ordinal % c.checkpoint_every == 0:

@@ -40,6 +40,8 @@ _EXPERTS_A_TOKEN: Final = 2
 _ROUTING_NOISE: Final = 0.03
 """Log-normal sigma of one expert's tokens in one step, where the router balances them."""
 _WARM_UP: Final = (3.0, 2.0, 1.5)
+_TOLD_BEFORE_RESTART: Final = 0.5
+"""Share of hosts whose last step is known when a job is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +254,19 @@ class Model:
         """Simulate ``count`` steps, or fewer where the job hangs."""
         for ordinal in range(count):
             arrays = self._step(ordinal)
+            if self.cluster.restart_s and ordinal == count - 1:
+                arrays.reported_R &= self._told_before_restart()
             yield arrays
             if arrays.stopped:
                 return
+
+    def _told_before_restart(self) -> Bools:
+        """Ranks [R] whose last step has left when the job is stopped: a host's together."""
+        c = self.cluster
+        random = np.random.default_rng((self.seed, 4))
+        place_R = c.host if c.hosts > 1 else np.arange(c.ranks)
+        told: Bools = random.random(int(place_R.max()) + 1)[place_R] < _TOLD_BEFORE_RESTART
+        return told
 
     def _step(self, ordinal: int) -> StepArrays:
         c = self.cluster

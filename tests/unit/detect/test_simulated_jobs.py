@@ -14,6 +14,8 @@ HEALTHY = [
     ("ddp-2", {"length_variation": 0.1}),
     ("ddp-8", {"lost_rows": 0.01}),
     ("ddp-8", {"length_variation": 0.3}),
+    ("ddp-8", {"restart_s": 20.0}),
+    ("pipeline-32", {"restart_s": 20.0, "lost_rows": 0.01}),
     ("ddp-64", {"checkpoint_every": 25, "checkpoint_s": 0.05}),
     ("ddp-64", {"length_variation": 0.03, "tokens": 4096.0}),
     ("ddp-64", {"collection_every": 30, "collection_s": 0.0005}),

@@ -202,3 +202,21 @@ def test_axes_that_do_not_fit_are_refused():
         Cluster(name="x", dp=6, ep=4)
     with pytest.raises(ValueError, match="multiple of pp"):
         Cluster(name="x", dp=1, pp=4, chunks=2, micro_batches=6)
+
+
+@pytest.mark.parametrize("name", ["ddp-8", "ddp-64"])
+def test_an_attempt_between_two_restarts_begins_late_and_ends_ragged(name):
+    """Hosts are dealt anew, and only some of them have told of the last step."""
+    usual, restarted = PRESETS[name], replace(PRESETS[name], restart_s=20.0)
+
+    steps = steps_of(restarted, count=6)
+    told = steps[-1].reported_R
+
+    assert steps[0].between_R == pytest.approx(steps_of(usual, count=1)[0].between_R + 20)
+    assert all(step.reported_R.all() for step in steps[:-1])
+    assert 0 < told.sum() < restarted.ranks
+    assert np.bincount(restarted.host).tolist() == np.bincount(usual.host).tolist()
+    if restarted.hosts > 1:
+        assert restarted.host.tolist() != usual.host.tolist()
+        of_host = [set(told[restarted.host == host].tolist()) for host in range(restarted.hosts)]
+        assert all(len(alike) == 1 for alike in of_host)
