@@ -351,10 +351,13 @@ def _victims(window: Window, rank: int, over_S: NDArray[np.bool_]) -> dict[str, 
     seen = run.operations
     steps = window.frame.index_S[window.start : window.stop][over_S]
     late_SL = (seen.last_AL[steps] == rank) & (seen.group_L >= 0)[None, :]
-    if not late_SL.any():
-        return {}
     waited_SL = np.where(late_SL, seen.longest_AL[steps] - seen.transfer_AL[steps], 0.0)
-    lane = int(np.bincount(np.nan_to_num(waited_SL).argmax(axis=1)).argmax())
+    waited_SL = np.nan_to_num(waited_SL)
+    # Without the ends of an operation nobody knows who waited in it: most steps, on CPU hosts.
+    waited_SL = waited_SL[waited_SL.any(axis=1)]
+    if not waited_SL.size:
+        return {}
+    lane = int(np.bincount(waited_SL.argmax(axis=1)).argmax())
     waited_s = float(median_over(waited_SL[:, lane].astype(np.float64), axis=0))
     group = run.groups[int(seen.group_L[lane])]
     return {

@@ -170,6 +170,9 @@ class OperationsBuilder:
     )
     """Names of operations, and of phases, as numbers."""
     _about: list[tuple[int, int, str, str | None, int, int, int]] = field(default_factory=list)
+    _others: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    """(group key, nth, op) → lane, where the nth operation of a group is not always the same: the first
+    step of a job has what sets it up as well."""
     _layout: _Layout | None = None
     """Of the last step."""
     _steps: dict[int, _Step] = field(default_factory=dict)
@@ -357,6 +360,29 @@ class OperationsBuilder:
             table[codes] = len(self._about) + np.arange(codes.size)
             self._register(rows, kind, at[fresh][which], place, nth[fresh][which])
         lane[at] = table[code]
+        if kind == "group":
+            self._tell_apart(rows, lane, at, place, nth)
+
+    def _tell_apart(
+        self, rows: dict[str, NDArray[np.generic]], lane: Ints, at: Ints, place: Ints, nth: Ints
+    ) -> None:
+        """Give rows whose lane is of another operation than theirs a lane of their own."""
+        op_L = np.array([self._codes["op"][about[2]] for about in self._about], dtype=np.int64)
+        odd = op_L[lane[at]] != rows["op"][at]
+        if not odd.any():
+            return
+        at, nth = at[odd], nth[odd]
+        op = rows["op"][at].astype(np.int64)
+        alike = (place[at] * _PER_STEP + nth) * len(self._codes["op"]) + op
+        _, which, kind_C = np.unique(alike, return_index=True, return_inverse=True)
+        lanes = []
+        for row, n in zip(at[which].tolist(), nth[which].tolist(), strict=True):
+            key = (int(self._group_keys[place[row]]), n, int(rows["op"][row]))
+            if key not in self._others:
+                self._others[key] = len(self._about)
+                self._register(rows, "group", np.array([row]), place, np.array([n]))
+            lanes.append(self._others[key])
+        lane[at] = np.array(lanes)[kind_C]
 
     def _register(
         self, rows: dict[str, NDArray[np.generic]], kind: str, new: Ints, place: Ints, nth: Ints

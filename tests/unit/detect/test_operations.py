@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 
 from argus_otel.detect import operations
@@ -31,3 +32,27 @@ def test_a_step_like_the_last_one_gets_the_same_lanes(
     assert (quick.op_L, quick.phase_L) == (slow.op_L, slow.phase_L)
     for name in (*_ARRAYS, *_MORE):
         np.testing.assert_array_equal(getattr(quick, name), getattr(slow, name), err_msg=name)
+
+
+def test_what_sets_a_job_up_does_not_name_what_it_does_later() -> None:
+    """The first step's operations come before its reductions, and are never seen again."""
+    tables = build_run({"simulate": {"cluster": "ddp-8", "steps": 6}})
+    rows = tables.collectives
+    sets_up = pc.and_(pc.equal(rows["ordinal"], 0), pc.equal(rows["seq"], pc.min(rows["seq"])))
+    op = pc.if_else(sets_up, "all_gather", rows["op"].cast("string"))
+    place = rows.schema.get_field_index("op")
+    tables = replace(tables, collectives=rows.set_column(place, "op", op.cast(rows["op"].type)))
+    seen = run_of(tables).operations
+    usual = run_of(build_run({"simulate": {"cluster": "ddp-8", "steps": 6}})).operations
+
+    gathers = [lane for lane, op in enumerate(seen.op_L) if op == "all_gather"]
+
+    assert gathers
+    for lane in gathers:
+        assert np.isfinite(seen.transfer_AL[:, lane]).tolist() == [True] + [False] * 5
+    assert seen.lanes == usual.lanes + len(gathers)
+    for op in set(usual.op_L):
+        mine, theirs = (np.isin(run.op_L, [op]) for run in (seen, usual))
+        np.testing.assert_allclose(
+            np.sort(seen.transfer_AL[1:, mine]), np.sort(usual.transfer_AL[1:, theirs])
+        )
