@@ -328,7 +328,7 @@ def read_side(
         StoreError: No such run, or the store cannot be read.
     """
     run = store.resolve(run_name, since_ns)
-    builder, phases = RunBuilder(), PhaseBuilder()
+    builder, phases = RunBuilder(rows=partial(store.rows, run)), PhaseBuilder()
     for tables in one_ahead(map(with_one_step_count, _blocks_between(store, run, steps))):
         builder.add(tables)
         phases.add(tables.steps)

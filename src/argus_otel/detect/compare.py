@@ -1,8 +1,8 @@
 """What became slower between two runs, or two stretches of one: where, by how much, how surely.
 
 Both are cut into the same parts: the step, own work, input, garbage collection, what lies between
-steps, each phase, and each kind of collective (group, operation, phase) with its transfer and its wait
-apart. A part is compared over all ranks or groups, and place by place: one slow rank of sixty-four moves
+steps, each phase, each kind of collective (group, operation, phase) with its transfer and its wait
+apart, and each kernel by name. A part is compared over all ranks or groups, and place by place: one slow rank of sixty-four moves
 no median over ranks. The intervals come from resampling whole blocks of steps, because neighbouring
 steps are alike.
 
@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from argus_otel.detect.api import join_numbers
 from argus_otel.detect.frame import WARM_UP_STEPS, build_frame
+from argus_otel.detect.kernel_times import kernel_seconds, ranks_to_read
 from argus_otel.detect.statistics import median_over
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ _PLACES: Final = 24
 """Places of one part that are looked at closely, those that grew most first."""
 
 State = Literal["slower", "faster", "same", "unsure"]
+Kind = Literal["step", "own", "transfer", "kernel", "wait", "phase"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class Line:
     """One part of the step, compared."""
 
     part: str
-    kind: Literal["step", "own", "transfer", "wait", "phase"]
+    kind: Kind
     """``wait`` and ``phase`` hold what others cause; the other kinds do not."""
     state: State
     change: Change
@@ -174,7 +176,7 @@ class PhaseBuilder:
 class _Part:
     """One quantity of one side."""
 
-    kind: Literal["step", "own", "transfer", "wait", "phase"]
+    kind: Kind
     values_SP: Floats
     places: tuple[Hashable, ...]
     rare: bool = False
@@ -241,6 +243,35 @@ def _collectives(run: Run, index_S: Ints) -> dict[str, _Part]:
     return found
 
 
+def _kernels(run: Run, lines: Sequence[Line]) -> dict[str, _Part]:
+    """Each kernel by name, of ranks that stand out and of others: of thousands not all are read."""
+    suspects = [
+        rank
+        for line in lines
+        if line.kind in ("own", "phase")
+        for place in line.places
+        for rank in place.ranks
+    ]
+    ranks = ranks_to_read(run.ranks_R.tolist(), suspects)
+    seconds = kernel_seconds(run, build_frame(run).index_S, ranks)
+    return {
+        f"kernel {name}": _Part(kind="kernel", values_SP=values, places=tuple(ranks))
+        for name, values in seconds.items()
+    }
+
+
+def _one_sided(
+    label: str, ours: Mapping[str, _Part], theirs: Mapping[str, _Part], least_s: float
+) -> tuple[str, ...]:
+    """Kernels that only one side has: another library, or a slow path taken."""
+    usual = {part: _usual(ours[part].values_SP) for part in ours if part not in theirs}
+    return tuple(
+        f"{part} on both sides; only {label} has it ({took_s * 1e3:.3g} ms a step)"
+        for part, took_s in sorted(usual.items(), key=lambda item: -item[1])
+        if took_s >= least_s
+    )
+
+
 # -- comparing -----------------------------------------------------------------------------------
 
 
@@ -276,15 +307,14 @@ def compare(before: Side, after: Side, *, threshold: float = THRESHOLD) -> Compa
         return Comparison(**about, missing=("step times that both sides could measure",))
     names = _Names(before.run, after.run)
     random = np.random.default_rng(0)
-    lines = []
-    for part in ours:
-        if part in theirs:
-            line = _line(part, ours[part], theirs[part], names, random, step_s, threshold)
-            if line is not None:
-                lines.append(line)
-    return Comparison(
-        **about, lines=tuple(sorted(lines, key=_order)), missing=_notes(before, after, ours, theirs)
-    )
+    lines = _lines(ours, theirs, names, random, step_s, threshold)
+    of_before, of_after = _kernels(before.run, lines), _kernels(after.run, lines)
+    lines += _lines(of_before, of_after, names, random, step_s, threshold)
+    notes = _notes(before, after, ours, theirs)
+    if of_before and of_after:
+        notes += _one_sided(before.label, of_before, of_after, _WORTH * step_s)
+        notes += _one_sided(after.label, of_after, of_before, _WORTH * step_s)
+    return Comparison(**about, lines=tuple(sorted(lines, key=_order)), missing=notes)
 
 
 def _span(side: Side) -> tuple[int, int, int] | None:
@@ -293,7 +323,7 @@ def _span(side: Side) -> tuple[int, int, int] | None:
 
 
 def _order(line: Line) -> tuple[int, float]:
-    rank = {"step": 0, "own": 1, "transfer": 1, "phase": 2, "wait": 2}[line.kind]
+    rank = {"step": 0, "own": 1, "transfer": 1, "kernel": 1, "phase": 2, "wait": 2}[line.kind]
     return rank, -line.grew_s
 
 
@@ -322,6 +352,19 @@ def _notes(
 def _usual(values: Floats) -> float:
     known = values[~np.isnan(values)]
     return float(np.median(known)) if known.size else 0.0
+
+
+def _lines(
+    ours: Mapping[str, _Part], theirs: Mapping[str, _Part], names: _Names,
+    random: np.random.Generator, step_s: float, threshold: float,
+) -> list[Line]:  # fmt: skip
+    """Of the parts that both sides have."""
+    found = (
+        _line(part, ours[part], theirs[part], names, random, step_s, threshold)
+        for part in ours
+        if part in theirs
+    )
+    return [line for line in found if line is not None]
 
 
 def _line(

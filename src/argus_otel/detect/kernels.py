@@ -104,6 +104,11 @@ def compare_kernels(
     return _compare(rows, with_kernels)
 
 
+def is_communication(name: str) -> bool:
+    """Whether a kernel is one of NCCL's or RCCL's."""
+    return name.lower().startswith(_COMMUNICATION)
+
+
 class _Kernels:
     """Rows of the kernels table, without those of communication and those folded into one."""
 
@@ -112,7 +117,7 @@ class _Kernels:
         if hasattr(encoded, "combine_chunks"):
             encoded = encoded.combine_chunks()
         self.names: tuple[str, ...] = tuple(encoded.dictionary.to_pylist())
-        own = [not name.lower().startswith(_COMMUNICATION) for name in self.names]
+        own = [not is_communication(name) for name in self.names]
         name_G = encoded.indices.to_numpy().astype(np.int64)
         self._own_G = np.array(own, dtype=bool)[name_G]
         is_rest = np.array([name == REST for name in self.names], dtype=bool)

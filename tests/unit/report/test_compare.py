@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -214,3 +215,91 @@ def test_a_stretch_beyond_the_end_is_refused_with_the_steps_that_there_are(tmp_p
     for sides in ((stretch, "latest"), ("latest", stretch)):
         with pytest.raises(ConfigError, match="from 5000 .*the run has steps 0 to 59"):
             CliRunner().invoke(app, [*sides, "--store", str(tmp_path)], catch_exceptions=False)
+
+
+def kernels(comparison):
+    """Lines of kernels by name."""
+    return {line.part: line for line in comparison.lines if line.kind == "kernel"}
+
+
+def test_the_kernels_that_became_slower_on_one_rank_are_named():
+    """Those of the class that the fault is in, with its factor; the others are as before."""
+    after = side("ddp-8", "compute:rank=3,kernel=gemm,factor=1.5,from=0", seed=2)
+
+    found = kernels(compare(side("ddp-8"), after))
+
+    slower = {part: line for part, line in found.items() if line.state == "slower"}
+    assert slower
+    assert len(slower) < len(found)
+    assert not any("nccl" in part.lower() for part in found)
+    for part, line in slower.items():
+        assert "gemm" in part.lower()
+        (place,) = line.places
+        assert place.name == "rank 3"
+        assert place.change.low < 1.5 < place.change.high * 1.05
+        assert place.change.after_s - place.change.before_s > 0.001
+
+
+def test_a_kernel_that_only_one_side_has_is_told_beside_the_comparison():
+    """A slow path that was taken: there is nothing to hold it against."""
+    before, after = side("ddp-8", label="old"), side("ddp-8", seed=2, label="new")
+    names = [part.removeprefix("kernel ") for part in kernels(compare(before, after))]
+
+    def without_first(table, steps, ranks):
+        rows = after.run.rows(table, steps, ranks)
+        return rows.filter(pc.not_equal(rows["name"], names[0])) if table == "kernels" else rows
+
+    less = replace(after, run=replace(after.run, rows=without_first, cached={}))
+    comparison = compare(before, less)
+
+    assert f"kernel {names[0]}" not in kernels(comparison)
+    (note,) = (note for note in comparison.missing if names[0] in note)
+    assert note.startswith(f"kernel {names[0]} on both sides; only old has it (")
+
+
+def test_runs_without_kernels_are_compared_without_a_word_about_them():
+    comparison = compare(side("cpu-4"), side("cpu-4", seed=2))
+
+    assert comparison.lines
+    assert kernels(comparison) == {}
+    assert not any("kernel" in note for note in comparison.missing)
+
+
+def test_of_a_large_job_some_ranks_kernels_are_read_and_those_that_stand_out():
+    """Rank 301 is on no even spread of 64 among 512."""
+    cause = "compute:rank=301,kernel=attention,factor=2,from=0"
+    before, after = side("audio-512", steps=24), side("audio-512", cause, seed=2, steps=24)
+    asked = []
+
+    def counted(table, steps, ranks):
+        asked.append(ranks)
+        return after.run.rows(table, steps, ranks)
+
+    comparison = compare(before, replace(after, run=replace(after.run, rows=counted, cached={})))
+
+    assert [len(ranks) for ranks in asked if ranks is not None] == [64]
+    slower = [line for line in kernels(comparison).values() if line.state == "slower"]
+    assert slower
+    assert {place.ranks for line in slower for place in line.places} == {(301,)}
+
+
+def test_kernels_are_compared_from_a_store_too(tmp_path):
+    """They are read for this alone, in another way than the rest."""
+    job, faults = PRESETS["ddp-8"], ["compute:rank=3,kernel=gemm,factor=1.5,from=0"]
+    for label, seed, planted in (("before", 1, []), ("after", 2, faults)):
+        name = RunName.of(label, seed)
+        summary = RunSummary(
+            run=name.nonce.hex(), run_id=label, attempt=0, role="trainer", service="s",
+            world_size=8, ranks_seen=0, first_ns=0, last_ns=0, steps=0,
+        )  # fmt: skip
+        model = Model(job, [parse_fault(fault, job) for fault in planted], seed)
+        write_run(tmp_path, summary, TableMaker(model, name).blocks(60))
+    app = typer.Typer()
+    command.register(app)
+
+    result = CliRunner().invoke(app, ["before", "after", "--store", str(tmp_path), "--json"])
+
+    slower = [part for part in json.loads(result.stdout)["parts"] if part["state"] == "slower"]
+    named = [part for part in slower if part["kind"] == "kernel"]
+    assert named
+    assert all(place["ranks"] == [3] for part in named for place in part["places"])
