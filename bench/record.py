@@ -27,11 +27,11 @@ import torch.distributed as dist
 
 import argus_otel.worker as worker_module
 from argus_otel._runtime.clock import monotonic_ns
-from argus_otel.distro import Tracer
 from argus_otel.instrument.framework.collectives import Collectives, instrument_waits
 from argus_otel.instrument.framework.optimizers import instrument_optimizers
 from argus_otel.instrument.framework.phases import BackwardTimer, ForwardHooks, user_phase
 from argus_otel.instrument.patches import Patches
+from argus_otel.process.tracer import Tracer
 from argus_otel.settings import Settings
 from argus_otel.wire import events
 from jobs import BENCH, run_job

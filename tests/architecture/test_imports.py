@@ -24,7 +24,7 @@ STAGES = (
     "convert",
     "stack",
 )
-ROOTS = ("distro", "worker", "service", "testing", "cli")
+ROOTS = ("distro", "process", "worker", "service", "testing", "cli")
 HEAVY = (
     "duckdb",
     "httpx",

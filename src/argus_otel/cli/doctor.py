@@ -171,7 +171,7 @@ def _check_torch() -> Iterable[Check]:
 
 def _check_hooks() -> Iterable[Check]:
     """Put the hooks on torch in this process and say what each found."""
-    from argus_otel.distro import Tracer
+    from argus_otel.process.tracer import Tracer
 
     try:
         tracer = Tracer(settings.Settings(), dormant=False)

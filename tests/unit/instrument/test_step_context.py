@@ -9,7 +9,7 @@ import pytest
 from opentelemetry import context, trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 
-from argus_otel.distro import Tracer
+from argus_otel.process.tracer import Tracer
 from argus_otel.settings import Settings
 from argus_otel.wire import ids
 
