@@ -45,15 +45,14 @@ def detect(window: Window, params: Params) -> Diagnosis:
     lasting_R = np.logical_and.reduce(
         [view.lasting(params["info_ratio"], params) for view in views]
     )
-    # On cores that others use too, a few slow steps in a row are weather; so they are once others follow.
-    begun_R = (
-        window.has_gpu_R
-        & window.is_latest
-        & np.logical_and.reduce([view.just_begun(params["info_ratio"], params) for view in views])
-    )
-    lasting_R |= begun_R
-    size_R = np.where(begun_R, np.fmax(own.ratio_R, own.recent_ratio_R), own.ratio_R)
-    own = replace(own, ratio_R=size_R)
+    if window.is_latest:
+        # On cores that others use too, a few slow steps in a row are weather; so they are once others follow.
+        begun_R = window.has_gpu_R & np.logical_and.reduce(
+            [view.just_begun(params["info_ratio"], params) for view in views]
+        )
+        lasting_R |= begun_R
+        size_R = np.where(begun_R, np.fmax(own.ratio_R, own.recent_ratio_R), own.ratio_R)
+        own = replace(own, ratio_R=size_R)
     bursts_R = np.logical_and.reduce([view.intermittent(params) for view in views]) & ~lasting_R
     shared_R = _slow_as_a_group(window, lasting_R | bursts_R)
     if shared_R.any():
@@ -107,13 +106,17 @@ def _confirm(
 ) -> Diagnosis:
     """Hold the suspects against CPU time, which sharing cores does not change."""
     on_cpu_R = ~window.has_gpu_R
-    cpu = compare(window, "cpu_work_s")
-    excess_R = np.where(bursts_R, _burst_ratio(own, params), own.ratio_R) - 1
-    cpu_excess_R = np.where(bursts_R, _burst_ratio(own, params, of=cpu), cpu.ratio_R) - 1
-    agrees_R = np.nan_to_num(cpu_excess_R) >= params["cpu_agreement"] * excess_R
+    size_R = _sizes(own, own, bursts_R, params)
+    cpu_size_R, delay_share_R = np.full((2, size_R.size), np.nan)
+    cpu_known_R = np.zeros_like(on_cpu_R)
     # Waiting for a GPU burns no CPU or all of it, whatever the rank does: no evidence there.
-    cpu_known_R = ~np.isnan(cpu.ratio_R) & on_cpu_R
-    delay_share_R = median_over(window.column("run_delay_s") / window.column("busy_s"), axis=0)
+    if on_cpu_R.any():
+        cpu = compare(window, "cpu_work_s")
+        cpu_known_R = cpu.judged_R & on_cpu_R
+        cpu_size_R = np.where(on_cpu_R, _sizes(cpu, own, bursts_R, params), np.nan)
+        delay, busy = (window.column(name)[:, on_cpu_R] for name in ("run_delay_s", "busy_s"))
+        delay_share_R[on_cpu_R] = median_over(delay / busy, axis=0)
+    agrees_R = np.nan_to_num(cpu_size_R - 1) >= params["cpu_agreement"] * (size_R - 1)
     delay_known_R = ~np.isnan(delay_share_R) | window.has_gpu_R
     crowded = float(np.nanmax(np.append(delay_share_R[on_cpu_R], 0.0))) > params["contended_share"]
 
@@ -122,7 +125,7 @@ def _confirm(
     if crowded:
         # Ranks that share cores share caches and execution units too: their CPU time stretches
         # with their work, so that it is no second witness.
-        found_R &= ~on_cpu_R | (excess_R + 1 >= params["contended_ratio"])
+        found_R &= ~on_cpu_R | (size_R >= params["contended_ratio"])
 
     guess_R = found_R & ~delay_known_R
     findings_R = (found_R & delay_known_R) | (guess_R & agrees_R & cpu_known_R) | minor_R
@@ -133,7 +136,16 @@ def _confirm(
     # neighbours.
     few = np.count_nonzero(guess_R) * 2 < np.count_nonzero(own.judged_R) + 1
     findings = tuple(
-        _finding(window, params, own, cpu, int(rank), bool(bursts_R[rank]), bool(agrees_R[rank]))
+        _finding(
+            window,
+            params,
+            own,
+            int(rank),
+            float(size_R[rank]),
+            float(cpu_size_R[rank]),
+            burst=bool(bursts_R[rank]),
+            agrees=bool(agrees_R[rank]),
+        )
         for rank in np.flatnonzero(findings_R)
     )
     if not findings and few and open_R.any():
@@ -154,32 +166,25 @@ def _confirm(
     return Diagnosis(findings=findings)
 
 
-def _burst_ratio(
-    own: Comparison, params: Params, of: Comparison | None = None
+def _sizes(
+    of: Comparison, own: Comparison, bursts_R: NDArray[np.bool_], params: Params
 ) -> NDArray[np.float64]:
-    """Median ratio [R] over the steps in which a rank is far over."""
-    of = own if of is None else of
-    burst_SR = np.nan_to_num(own.step_ratio_SR) >= params["burst_ratio"]
-    ratio_R: NDArray[np.float64] = median_over(np.where(burst_SR, of.step_ratio_SR, np.nan), axis=0)
-    return ratio_R
+    """Median ratio [R]; of ranks with bursts, over the steps in which their own time is far over."""
+    size_R, bursting = of.ratio_R.copy(), np.flatnonzero(bursts_R)
+    burst_SR = own.step_ratio(bursting) >= params["burst_ratio"]
+    size_R[bursting] = median_over(np.where(burst_SR, of.step_ratio(bursting), np.nan), axis=0)
+    return size_R
 
 
 def _finding(
-    window: Window,
-    params: Params,
-    own: Comparison,
-    cpu: Comparison,
-    rank: int,
-    burst: bool,
-    agrees: bool,
-) -> Finding:
-    ratio = float(_burst_ratio(own, params)[rank]) if burst else float(own.ratio_R[rank])
+    window: Window, params: Params, own: Comparison, rank: int, ratio: float, cpu_ratio: float,
+    *, burst: bool, agrees: bool,
+) -> Finding:  # fmt: skip
     # Half of the way, as ratios go, from healthy to faulty: tells slow steps from others. The
     # latest steps know the fault's size where the window still holds healthy ones.
-    ratio_S = own.step_ratio_SR[:, rank]
+    ratio_S = own.step_ratio([rank])[:, 0]
     recent = 1.0 if burst else float(median_over(ratio_S[-int(params["recent_steps"]) :], axis=0))
     over_S = np.nan_to_num(ratio_S) >= np.fmax(ratio, recent) ** 0.5
-    cpu_ratio = float(_burst_ratio(own, params, of=cpu)[rank] if burst else cpu.ratio_R[rank])
     own_s = window.column("own_work_s")[:, rank]
     usual_s = float(median_over(own_s[over_S], axis=0))
     share = float(over_S.mean()) if burst else 1.0
@@ -188,7 +193,7 @@ def _finding(
         "own_work_s": round(usual_s, 6),
         "reference_own_work_s": round(usual_s / ratio, 6),
         "own_work_ratio": round(ratio, 3),
-        "healthy_ratio_up_to": round(max(float(own.bar_R[rank]), params["ratio"]), 3),
+        "healthy_ratio_up_to": round(max(float(own.bar([rank])[0]), params["ratio"]), 3),
         "peers": int(own.peers_R[rank]),
         "peers_by": window.frame.peers.source,
         "reference": "fastest quarter of the peers",
@@ -200,7 +205,7 @@ def _finding(
     peers = int(own.peers_R[rank])
     than = f"its {peers} peers" if peers > 1 else "its only peer"
     why, todo = "", None
-    if not np.isnan(cpu_ratio) and not window.has_gpu_R[rank]:
+    if not np.isnan(cpu_ratio):
         evidence["cpu_ratio"] = round(cpu_ratio, 3)
         evidence["cpu_higher"] = agrees
         if agrees:
@@ -350,15 +355,16 @@ def _victims(window: Window, rank: int, over_S: NDArray[np.bool_]) -> dict[str, 
     run = window.frame.whole
     seen = run.operations
     steps = window.frame.index_S[window.start : window.stop][over_S]
-    late_SL = (seen.last_AL[steps] == rank) & (seen.group_L >= 0)[None, :]
-    waited_SL = np.where(late_SL, seen.longest_AL[steps] - seen.transfer_AL[steps], 0.0)
-    waited_SL = np.nan_to_num(waited_SL)
+    late_SL = seen.last_AL[steps] == rank
+    lanes = np.flatnonzero(late_SL.any(axis=0) & (seen.group_L >= 0))
+    waited_SL = (seen.longest_AL[:, lanes] - seen.transfer_AL[:, lanes])[steps]
+    waited_SL = np.nan_to_num(np.where(late_SL[:, lanes], waited_SL, 0.0))
     # Without the ends of an operation nobody knows who waited in it: most steps, on CPU hosts.
     waited_SL = waited_SL[waited_SL.any(axis=1)]
     if not waited_SL.size:
         return {}
-    lane = int(np.bincount(waited_SL.argmax(axis=1)).argmax())
-    waited_s = float(median_over(waited_SL[:, lane].astype(np.float64), axis=0))
+    most = int(np.bincount(waited_SL.argmax(axis=1)).argmax())
+    lane, waited_s = int(lanes[most]), float(median_over(waited_SL[:, most].astype(float), axis=0))
     group = run.groups[int(seen.group_L[lane])]
     return {
         "others_waited_s": round(waited_s, 6),

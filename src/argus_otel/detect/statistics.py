@@ -23,8 +23,15 @@ MAD_TO_SIGMA: Final = 1.4826
 _MAD_EFFICIENCY: Final = 0.37
 """Share of normal values that a median absolute deviation makes use of (asymptotically)."""
 
-_FEW: Final = 8
-"""Below this many peers the fastest quarter is one rank, whose jitter would be everybody's."""
+FEW_PEERS: Final = 8
+"""Below this many the fastest quarter is one rank, whose jitter would be everybody's, and the scatter
+is measured on few values: groups of the same size have a say."""
+
+_AT_ONCE: Final = 100_000
+"""Numbers that are sorted at once, where there are more of them."""
+_SHORT: Final = 10
+_MANY: Final = 20_000
+"""So short an axis, of so many values in all, is sorted for all its neighbours at once."""
 
 _ENOUGH: Final = 16
 """Ranks in several groups that together say how far healthy ranks differ."""
@@ -56,26 +63,73 @@ def lowest_mean(values: Floats, *, axis: int, median: bool = False) -> Floats:
     Returns:
         Shape of ``values`` without ``axis``; NaN where nothing is known.
     """
-    # A copy in which the axis lies in one piece: sorting it in strides takes three times as long.
-    ordered = np.array(np.moveaxis(values, axis, -1), order="C")
-    ordered.sort(axis=-1)  # NaN sorts last
-    if ordered.shape[-1] == 0:
-        return np.full(ordered.shape[:-1], np.nan)
-    if median and not np.isnan(ordered[..., -1]).any():
-        last = ordered.shape[-1] - 1
-        among: Floats = (ordered[..., last // 2] + ordered[..., (last + 1) // 2]) / 2
+    length = values.shape[axis]
+    other = 1 if axis % values.ndim == 0 else 0
+    if values.size > _AT_ONCE and values.ndim > 1 and values.shape[other] > 1:
+        # What is sorted stays in the processor's cache, and no copy is as large as what was given.
+        count = min(values.size // _AT_ONCE + 1, values.shape[other])
+        parts = np.array_split(values, count, axis=other)
+        return np.concatenate([lowest_mean(part, axis=axis, median=median) for part in parts])
+    if length == 0:
+        return np.full(np.moveaxis(values, axis, -1).shape[:-1], np.nan)
+    ordered = _ascending(values, axis)
+    if median and not np.isnan(ordered[-1]).any():
+        among: Floats = (ordered[(length - 1) // 2] + ordered[length // 2]) / 2
         return among
-    known = ordered.shape[-1] - np.count_nonzero(np.isnan(ordered), axis=-1)
+    known = length - np.count_nonzero(np.isnan(ordered), axis=0)
     if median:
         low = np.maximum(known - 1, 0) // 2
-        high = np.minimum(known // 2, ordered.shape[-1] - 1)
-        pair = np.take_along_axis(ordered, np.stack((low, high), axis=-1), axis=-1)
-        middle: Floats = (pair[..., 0] + pair[..., 1]) / 2
+        high = np.minimum(known // 2, length - 1)
+        pair = np.take_along_axis(ordered, np.stack((low, high)), axis=0)
+        middle: Floats = (pair[0] + pair[1]) / 2
         return np.where(known > 0, middle, np.nan)
     quarter = np.maximum((known + 3) // 4, 1)
-    taken = np.arange(ordered.shape[-1]) < quarter[..., None]
-    total = np.where(taken, ordered, 0.0).sum(axis=-1)
-    return np.where(known > 0, total / quarter, np.nan)
+    most = int(quarter.max(initial=1))
+    # Summed with the axis in one piece: a sum in another order ends in another last digit.
+    lowest = np.ascontiguousarray(np.moveaxis(ordered[:most], 0, -1))
+    lowest[np.arange(most) >= quarter[..., None]] = 0.0
+    return np.where(known > 0, lowest.sum(axis=-1) / quarter, np.nan)
+
+
+def _ascending(values: Floats, axis: int) -> Floats:
+    """A sorted copy, the sorted axis first; NaN comes last."""
+    length = values.shape[axis]
+    if length > _SHORT or values.size < _MANY:
+        # The axis in one piece: sorting it in strides takes three times as long.
+        ordered = np.array(np.moveaxis(values, axis, -1), order="C")
+        ordered.sort(axis=-1)
+        return np.moveaxis(ordered, -1, 0)
+    # Sorting rows of three to ten values one by one takes three to ten times as long as this.
+    rows = list(np.array(np.moveaxis(values, axis, 0), order="C"))
+    spare = np.empty_like(rows[0])
+    for low, high in _network(length):
+        np.fmin(rows[low], rows[high], out=spare)
+        np.maximum(rows[low], rows[high], out=rows[high])
+        rows[low], spare = spare, rows[low]
+    return np.stack(rows)
+
+
+@cache
+def _network(length: int) -> list[tuple[int, int]]:
+    """Pairs of places which, each put in order, sort so many values.
+
+    Source:
+        Batcher (1968), odd-even merge sort.
+    """
+    pairs = []
+    merged = 1
+    while merged < length:
+        apart = merged
+        while apart:
+            pairs += [
+                (low, low + apart)
+                for first in range(apart % merged, length - apart, 2 * apart)
+                for low in range(first, min(first + apart, length - apart))
+                if low // (2 * merged) == (low + apart) // (2 * merged)
+            ]
+            apart //= 2
+        merged *= 2
+    return pairs
 
 
 @cache
@@ -118,7 +172,7 @@ def levels(part: Floats) -> tuple[Floats, Floats]:
     count = np.maximum(np.count_nonzero(known, axis=-1), 1)
     common = np.where(known, rest, 0.0).sum(axis=-1) / count
     rest -= common[..., None]
-    if part.shape[-1] < _FEW:
+    if part.shape[-1] < FEW_PEERS:
         level = median_over(part - common[..., None], axis=-2)
     return level, rest
 
@@ -143,7 +197,7 @@ def scatter(residual: Floats, blocks: int = 1) -> Floats:
     return np.asarray(sigma * (1 + 1 / sqrt(2 * free)))
 
 
-def spread_of_faster_half(level: Floats, least: int = _FEW) -> Floats:
+def spread_of_faster_half(level: Floats, least: int = FEW_PEERS) -> Floats:
     """Standard deviation between ranks, from the faster half alone: half may be slow.
 
     Args:
@@ -172,11 +226,11 @@ def pooled_spread(level: Floats) -> float:
         level: Shape [groups, n], NaN unknown. Below 4 ranks a group, or 16 in all, 0 is returned.
     """
     groups, n = level.shape
-    if level.size < _ENOUGH or n < _FEW // 2:
+    if level.size < _ENOUGH or n < FEW_PEERS // 2:
         return 0.0
     # One standard error on top, as for the scatter: a gap between few ranks varies by three quarters.
     error = 0.75 / sqrt(groups * (n // 4))
-    return float(spread_of_faster_half(level, least=_FEW // 2).mean()) * (1 + error)
+    return float(spread_of_faster_half(level, least=FEW_PEERS // 2).mean()) * (1 + error)
 
 
 def start_of_lasting_change(over: NDArray[np.bool_]) -> int:
@@ -220,9 +274,9 @@ def lasting_or_sudden(
         bar: Log ratio that the median of 20 steps rarely reaches by chance.
         recent: Steps that the quick answer looks at; more than half of them have to be over.
     """
-    known, values = ~np.isnan(log), np.nan_to_num(log)
-    slow = lasting(values >= np.maximum(floor, bar), known)
-    quick = lasting(values >= np.maximum(floor, SUDDEN * bar), known, window=recent, recent=recent)
+    known = ~np.isnan(log)
+    slow = lasting(log >= np.maximum(floor, bar), known)
+    quick = lasting(log >= np.maximum(floor, SUDDEN * bar), known, window=recent, recent=recent)
     shown: NDArray[np.bool_] = slow | quick
     return shown
 
@@ -248,21 +302,36 @@ def lasting(
         recent_over: How many of those have to be over.
     """
     over = over & known
+    shown = np.zeros((over.shape[0], int(np.prod(over.shape[1:]))), dtype=bool)
+    followed = over.reshape(shown.shape)
+    # Most series of a large run are over in no step or two: these cannot fire.
+    enough = np.flatnonzero(np.count_nonzero(followed, axis=0) >= recent_over)
+    if enough.size:
+        shown[:, enough] = _shown(
+            followed[:, enough], known.reshape(shown.shape)[:, enough], window, recent, recent_over
+        )
+    return shown.reshape(over.shape)
+
+
+def _shown(
+    over: NDArray[np.bool_], known: NDArray[np.bool_], window: int, recent: int, recent_over: int
+) -> NDArray[np.bool_]:
+    """``lasting``, for known steps of series side by side."""
     seen, hits = _trailing(known, window), _trailing(over, window)
     fires = (seen * 2 >= window) & (hits * 2 >= seen) & (_trailing(over, recent) >= recent_over)
-    steps = over.shape[0]
+    steps, series = over.shape
     # A window that fires speaks for each of its steps; one that has company belongs to it.
-    ahead = np.concatenate((fires, np.zeros((window - 1, *over.shape[1:]), dtype=bool)))
+    ahead = np.concatenate((fires, np.zeros((window - 1, series), dtype=bool)))
     spoken_for = _trailing(ahead, window)[window - 1 :] > 0
     half = recent // 2
-    around = np.concatenate((over, np.zeros((half, *over.shape[1:]), dtype=bool)))
+    around = np.concatenate((over, np.zeros((half, series), dtype=bool)))
     company = _trailing(around, recent)[half : half + steps]
     shown: NDArray[np.bool_] = over & spoken_for & (company >= recent_over - 1)
     return shown
 
 
 def _trailing(flags: NDArray[np.bool_], width: int) -> NDArray[np.int32]:
-    """How many of the latest ``width`` are true, [steps, ...]."""
+    """How many of the latest ``width`` are true, [steps, series]."""
     total = np.cumsum(flags, axis=0, dtype=np.int32)
     total[width:] -= total[:-width].copy()
     return total
