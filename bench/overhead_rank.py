@@ -257,7 +257,7 @@ def worker_cpu_s() -> float:
 def _events() -> int:
     """Events that argus's thread has taken from the ring so far."""
     tracer: Any = active.get()
-    return 0 if tracer is None else int(tracer.recorder.ring._next_read)  # noqa: SLF001
+    return 0 if tracer is None else int(tracer.recorder.ring.taken)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Settings:
     )
     ring_events: int = _setting(
         65536,
-        "Events held between two wake-ups of the background thread; 64 bytes each.",
+        "Events held between two wake-ups of the background thread; about 200 bytes each.",
         unit="{event}",
         least=1024,
         most=1 << 24,

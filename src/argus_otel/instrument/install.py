@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
     from argus_otel.instrument.sink import Sink
 
+_MOST_BITS = 62
+"""Of an amount of work: events hold 64-bit integers."""
+
 
 @dataclass(slots=True)
 class Instrumentation:
@@ -138,6 +141,9 @@ class Instrumentation:
         """Add amounts of work to the step under way."""
         for kind, name in enumerate(events.WORK_KINDS):
             if amount := int(work.get(name, 0)):
+                if amount.bit_length() > _MOST_BITS:
+                    msg = f"annotate({name}={amount}): an amount of work has at most {_MOST_BITS} bits"
+                    raise ValueError(msg)
                 self.sink.append(events.WORK, monotonic_ns(), 0, kind, amount, 0, 0)
 
     def _hook_world(self, module: Any) -> None:  # noqa: ANN401

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Sequence
 
     from argus_otel._runtime.faults import FaultLog
+    from argus_otel.wire.events import Event
     from argus_otel.wire.identity import Compilation, Identity, UncaughtException
 
 
@@ -39,6 +41,14 @@ class Sink(Protocol):
     @property
     def append(self) -> Callable[[int, int, int, int, int, int, int], None]:
         """``append(kind, t0, t1, a, b, c, d)``, see ``wire.events``."""
+
+    @property
+    def held(self) -> deque[Event]:
+        """Bounded; for the hooks that run most, which append to it without a call between."""
+
+    @property
+    def count_overflow(self) -> Callable[[], int]:
+        """What they call first where it is full."""
 
     @property
     def identity(self) -> Identity:

@@ -18,6 +18,7 @@ from argus_otel.wire import events, ids
 from argus_otel.wire.identity import Compilation, Group, Identity, UncaughtException
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Sequence
 
     from argus_otel._runtime.faults import FaultLog
@@ -57,6 +58,16 @@ class Recorder:
     def append(self) -> Callable[[int, int, int, int, int, int, int], None]:
         """The ring's ``append``; hooks bind it once."""
         return self.ring.append
+
+    @property
+    def held(self) -> deque[events.Event]:
+        """What the ring holds, see ``ring.held``."""
+        return self.ring.held
+
+    @property
+    def count_overflow(self) -> Callable[[], int]:
+        """The ring's ``count_overflow``."""
+        return self.ring.count_overflow
 
     @property
     def identity(self) -> Identity:

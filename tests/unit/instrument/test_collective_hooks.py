@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PreHookArgs
 from torch.distributed import distributed_c10d as c10d
 
 from argus_otel.instrument.framework.collectives import Collectives
@@ -41,18 +42,9 @@ class Group:
         self.changes.append("post off")
 
     def issue(self):
-        """An all_reduce, as far as the pre hook can tell."""
+        """An operation without a name and without tensors, as torch hands it to the pre hook."""
         if self.pre:
-            self.pre(
-                SimpleNamespace(
-                    name=SimpleNamespace(value=3),
-                    input_tensors=[BATCH],
-                    output_tensors=[],
-                    async_op=True,
-                    root=-1,
-                    op_id=0,
-                )
-            )
+            self.pre(PreHookArgs())
 
 
 @pytest.fixture

@@ -206,6 +206,20 @@ def test_set_step_once_only_numbers_the_steps(traced, model):
     assert rules_of(digests) == ["optimizer"] * 3
 
 
+@pytest.mark.parametrize("iteration", [1 << 62, -(1 << 80)])
+def test_an_iteration_beyond_64_bits_is_refused_and_the_steps_go_on(traced, model, iteration):
+    """The events hold none; they are packed long after the call that could be told so."""
+    with pytest.raises(ValueError, match="62 bits"):
+        traced.instrumentation.steps.set_step(iteration)
+    with pytest.raises(ValueError, match="tokens"):
+        traced.instrumentation.annotate({"tokens": 1 << 63})
+
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=2)
+
+    assert [digest.ordinal for digest in traced.digests()] == [0, 1]
+    assert traced.recorder.ring.lost == 0
+
+
 def test_set_step_in_every_iteration_ends_the_steps(traced, model):
     """From its second call on; an optimizer that steps twice an iteration ends none."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -95,16 +95,17 @@ class StepTracker:
         The first call only numbers the steps, because a resumed run calls it once; from the
         second on it is what ends them.
         """
+        iteration = _that_fits(iteration)
         self._set_step_calls += 1
         if self._set_step_calls > 1 and self.worked:
             self._end("set_step")
-        self._iteration = int(iteration)
+        self._iteration = iteration
 
     def end_from_integration(self, iteration: int | None = None) -> None:
         """A framework's own callback says that the step is over."""
         self._set_step_calls = max(self._set_step_calls, 2)
         if iteration is not None:
-            self._iteration = int(iteration)
+            self._iteration = _that_fits(iteration)
         self._end("integration")
 
     def _end(self, rule: str) -> None:
@@ -274,3 +275,11 @@ class StepTracker:
         self._append(events.BACKWARD, began_ns, monotonic_ns(), 0, 0, flags, 0)
         if self._end_after_backward:
             self._end("backward")
+
+
+def _that_fits(iteration: int) -> int:
+    iteration = int(iteration)
+    if abs(iteration) >= -events.NONE:
+        msg = f"set_step({iteration}): the number of an iteration has at most 62 bits"
+        raise ValueError(msg)
+    return iteration
