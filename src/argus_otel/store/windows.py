@@ -11,12 +11,14 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from argus_otel.store.bulk import STEP_TABLES
 from argus_otel.store.dataset import TABLES, unreadable
+from argus_otel.store.row_groups import RowGroups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,11 +65,19 @@ class StepIndex:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.generation = manifest.generation
         self._folder = folder
-        self._files = {
-            table: {file.name: _spans(folder / table / file.name)
+        self._footers = {
+            table: {file.name: _footer(folder / table / file.name)
                     for file in manifest.files.get(table, ())}
             for table in STEP_TABLES
         }  # fmt: skip
+        self._files = {
+            table: {name: _spans(folder / table / name, footer)
+                    for name, footer in footers.items()}
+            for table, footers in self._footers.items()
+        }  # fmt: skip
+        self._readers: dict[tuple[str, str, tuple[str, ...]], RowGroups] = {}
+        self._begun: dict[tuple[str, str, tuple[str, ...]], dict[int, pa.Table]] = {}
+        """Row groups of which a later window has the rest."""
 
     def read(
         self,
@@ -98,22 +108,48 @@ class StepIndex:
             found = [span for span in spans if span.meets(*window)]
             if not found:
                 continue
-            path = self._folder / table / name
             try:
-                with pq.ParquetFile(path, read_dictionary=strings) as file:
-                    numbers = [span.number for span in found]
-                    rows = file.read_row_groups(numbers, columns=wanted.names).cast(wanted)
+                parts += self._rows(table, name, found, window, wanted)
             except FileNotFoundError:
                 raise
             except (OSError, pa.ArrowException) as error:
-                raise unreadable(path, str(error)) from error
-            if not all(span.within(*window) for span in found):
-                rows = rows.filter(in_window(*window))
-            parts.append(rows)
+                raise unreadable(self._folder / table / name, str(error)) from error
         if not parts:
             return wanted.empty_table()
         rows = pa.concat_tables(parts)
         return rows.unify_dictionaries() if strings else rows
+
+    def _rows(
+        self,
+        table: str,
+        name: str,
+        spans: Sequence[_Span],
+        window: tuple[int | None, int | None],
+        wanted: pa.Schema,
+    ) -> list[pa.Table]:
+        """The rows of some steps in each of these row groups of a file.
+
+        Windows go by the table with most rows, so that a row group of another may reach into the
+        next one: it is decoded once, and held for that.
+        """
+        key = (table, name, tuple(wanted.names))
+        if key not in self._readers:
+            self._readers[key] = RowGroups(
+                self._folder / table / name, self._footers[table][name], wanted
+            )
+        begun = self._begun.pop(key, {})
+        fresh = [span.number for span in spans if span.number not in begun]
+        whole = begun | dict(zip(fresh, self._readers[key].read(fresh), strict=True))
+        after = window[1]
+        self._begun[key] = {
+            span.number: whole[span.number]
+            for span in spans
+            if after is not None and span.after > after
+        }
+        return [
+            whole[span.number] if span.within(*window) else _cut(whole[span.number], window)
+            for span in spans
+        ]
 
     def windows(
         self, block_rows: int = BLOCK_ROWS, *, within: tuple[int, int] | None = None
@@ -173,18 +209,34 @@ def _pieces(spans: Iterable[_Span], block_rows: int) -> Iterable[tuple[int, floa
             yield begin, density * min(stride, after - begin)
 
 
-def _spans(path: Path) -> list[_Span]:
+def _cut(rows: pa.Table, window: tuple[int | None, int | None]) -> pa.Table:
+    """The rows of some steps; where steps ascend, which they mostly do, nothing is copied for it."""
+    ordinal = rows["ordinal"].to_numpy()
+    if (ordinal[1:] < ordinal[:-1]).any():
+        return rows.filter(in_window(*window))
+    first, after = window
+    begin = 0 if first is None else int(np.searchsorted(ordinal, first))
+    end = ordinal.size if after is None else int(np.searchsorted(ordinal, after))
+    return rows.slice(begin, max(end - begin, 0))
+
+
+def _footer(path: Path) -> pq.FileMetaData:
     try:
-        with pq.ParquetFile(path) as file:
-            metadata = file.metadata
-            column = metadata.schema.names.index("ordinal")
-            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        return pq.read_metadata(path)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, pa.ArrowException) as error:
         raise unreadable(path, str(error)) from error
+
+
+def _spans(path: Path, metadata: pq.FileMetaData) -> list[_Span]:
+    try:
+        column = metadata.schema.names.index("ordinal")
+    except ValueError as error:
+        raise unreadable(path, str(error)) from error
     spans = []
-    for number, group in enumerate(groups):
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
         statistics = group.column(column).statistics
         if group.num_rows:
             if statistics is None or not statistics.has_min_max:
