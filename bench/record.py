@@ -124,8 +124,8 @@ def one_process(pairs: int) -> list[Row]:
         append(events.PHASE, began_ns, monotonic_ns(), 0, 0, 0, 0)
 
     def forward() -> None:
-        hooks.enter()
-        hooks.leave()
+        hooks.enter(hooks)
+        hooks.leave(hooks)
 
     rows = [
         _row("span: two clocks and an append", _nothing, span, pairs, 2000, target_us=1.0,

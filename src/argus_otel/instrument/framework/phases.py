@@ -30,30 +30,43 @@ class ForwardHooks:
         self._sink = sink
         self._append = sink.append
         self._steps = steps
+        self._outermost: Any = None
+        """The module whose forward is timed, while it runs; those inside it are passed over."""
         self._depth = 0
+        """Of that module in itself: a block that is shared may call itself."""
         self._began_ns = 0
         self._times = (0, events.NONE)
+        self._hooks: tuple[Callable[..., None], Callable[..., None]] | None = None
 
     def attach(self, module: Any) -> None:  # noqa: ANN401
         """Hook one module instance, ahead of its other hooks and always at its end."""
-        module.register_forward_pre_hook(self.before, prepend=True)
-        module.register_forward_hook(self.after, always_call=True)
+        if self._hooks is None:
+            self._hooks = self._make_hooks()
+        before, after = self._hooks
+        module.register_forward_pre_hook(before, prepend=True)
+        module.register_forward_hook(after, always_call=True)
 
-    def before(self, module: Any, args: Any) -> None:  # noqa: ANN401, ARG002
-        """Forward pre-hook."""
-        import torch
+    def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Forward pre-hook, and forward hook, called even where the forward raised.
 
-        if torch.compiler.is_compiling():
-            return  # traced by Dynamo, which folds this branch: the graph holds nothing of ours
-        self.enter()
+        Cost:
+            Training thread, 0.6 µs for a module inside another: FSDP2 has one a layer.
+        """
+        from torch.compiler import is_compiling
 
-    def after(self, module: Any, args: Any, output: Any) -> None:  # noqa: ANN401, ARG002
-        """Forward hook; called even where the forward raised."""
-        import torch
+        enter, leave = self.enter, self.leave
 
-        if torch.compiler.is_compiling():
-            return
-        self.leave()
+        def before(module: Any, args: Any) -> None:  # noqa: ANN401, ARG001
+            if is_compiling():
+                return  # traced by Dynamo, which folds this: the graph holds nothing of ours
+            enter(module)
+
+        def after(module: Any, args: Any, output: Any) -> None:  # noqa: ANN401, ARG001
+            if is_compiling():
+                return
+            leave(module)
+
+        return before, after
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a class's ``forward``, which leaves the instances (and their pickles) alone."""
@@ -63,34 +76,40 @@ class ForwardHooks:
 
             if torch.compiler.is_compiling():
                 return original(module, *args, **kwargs)
-            self.enter()
+            self.enter(module)
             try:
                 return original(module, *args, **kwargs)
             finally:
-                self.leave()
+                self.leave(module)
 
         never_compile(forward)
         return forward
 
-    def enter(self) -> None:
+    def enter(self, module: Any) -> None:  # noqa: ANN401
         """A forward begins on this thread."""
+        if self._outermost is not None and self._outermost is not module:
+            return
         if not self._sink.enabled or not self._steps.is_here:
             return
         try:
             self._depth += 1
             if self._depth == 1:
+                self._outermost = module
                 self._times = self._steps.read_times()
                 self._began_ns = monotonic_ns()
         except Exception as error:  # noqa: BLE001 - never into the user's training
             self._sink.faults.report("forward_hook", error)
 
-    def leave(self) -> None:
+    def leave(self, module: Any) -> None:  # noqa: ANN401
         """The matching end."""
-        if self._depth == 0 or not self._steps.is_here:
+        if self._outermost is not module or not self._steps.is_here:
             return
         try:
             self._depth -= 1
-            if self._depth or not self._sink.enabled:
+            if self._depth:
+                return
+            self._outermost = None
+            if not self._sink.enabled:
                 return
             flags = events.NESTED if self._steps.in_optimizer else 0
             # Not imported by name here: that takes as long as the rest.
