@@ -231,7 +231,7 @@ class Worker:
         pause = _Pause()
         ring = self.recorder.ring
         lost_before = ring.lost
-        drained = ring.drain()
+        drained = ring.drain(pause)
         lost = ring.lost - lost_before
         if lost:
             self._faults.report("ring_overflow", records=lost)
