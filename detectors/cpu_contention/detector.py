@@ -33,26 +33,29 @@ def detect(window: Window, params: Params) -> Diagnosis:
     known_R = np.count_nonzero(~np.isnan(share_SR), axis=0) * 2 >= share_SR.shape[0]
     if not known_R.any():
         return abstain(window, params, "missing_data", "time spent waiting for a core")
-    share_SR = np.where(known_R, share_SR, np.nan)
+    share_SR[:, ~known_R] = np.nan
     # Of each rank first: in a single step somebody is always lucky.
-    others = float(lowest_mean(median_over(share_SR, axis=0), axis=0))
+    middle_R = median_over(share_SR, axis=0)
+    others = float(lowest_mean(middle_R, axis=0))
     if others >= params["crowded_share"]:
         return Diagnosis(findings=(_of_all(window, share_SR, params),))
     ever = float(lowest_mean(window.frame.usual_share_R("run_delay_s"), axis=0))
     busy_host = max(others, float(np.nan_to_num(ever))) >= params["shared_share"]
-    over_SR = np.nan_to_num(share_SR) - others >= params["info_share"]
-    recent_SR = over_SR[-int(params["recent_steps"]) :]
-    fresh_R = np.count_nonzero(recent_SR, axis=0) >= params["recent_over"]
-    middle_R = np.nan_to_num(median_over(share_SR, axis=0)) - others
-    lasting_R = fresh_R & (middle_R >= params["info_share"])
-    begun_R = _just_begun(window, params, share_SR - others)
-    if busy_host or not window.is_latest:
-        begun_R[:] = False
-    begun_R &= ~lasting_R
+    recent_SR = share_SR[-int(params["recent_steps"]) :] - others
+    fresh_R = _often(recent_SR, params["info_share"], params)
+    lasting_R = fresh_R & (middle_R - others >= params["info_share"])
+    begun_R = np.zeros_like(lasting_R)
+    if window.is_latest and not busy_host:
+        # Training threads beside a GPU have cores to themselves as a rule: information so far,
+        # whatever was before. Elsewhere such waits come and go.
+        begun_R = window.has_gpu_R & _often(recent_SR, params["begun_share"], params) & ~lasting_R
+    if not (lasting_R | begun_R).any():
+        return Diagnosis()
+    excess_SR = share_SR - others
     return Diagnosis(
         findings=tuple(
             _of_some(
-                window, params, share_SR - others, over_SR, ranks, busy_host=busy_host,
+                window, params, excess_SR, ranks, busy_host=busy_host,
                 begun=bool(begun_R[ranks].any()),
             )
             for ranks in _places(window, lasting_R | begun_R, known_R)
@@ -60,17 +63,14 @@ def detect(window: Window, params: Params) -> Diagnosis:
     )  # fmt: skip
 
 
-def _just_begun(
-    window: Window, params: Params, excess_SR: NDArray[np.float64]
-) -> NDArray[np.bool_]:
-    """Ranks with a GPU that wait long in the latest steps, whatever was before: information so far.
-
-    Training threads beside a GPU have cores to themselves as a rule; elsewhere such waits come and go.
-    """
-    recent_SR = excess_SR[-int(params["recent_steps"]) :]
-    over_R = np.count_nonzero(np.nan_to_num(recent_SR) >= params["begun_share"], axis=0)
-    begun_R: NDArray[np.bool_] = window.has_gpu_R & (over_R >= params["recent_over"])
-    return begun_R
+def _often(
+    recent_SR: NDArray[np.float64], at_least: float, params: Params
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Ranks that are over in most of the latest steps."""
+    often_R: NDArray[np.bool_] = (
+        np.count_nonzero(recent_SR >= at_least, axis=0) >= params["recent_over"]
+    )
+    return often_R
 
 
 def _places(
@@ -96,9 +96,10 @@ def _places(
 
 def _of_some(
     window: Window, params: Params, excess_SR: NDArray[np.float64],
-    over_SR: NDArray[np.bool_], ranks: list[int], *, busy_host: bool, begun: bool,
+    ranks: list[int], *, busy_host: bool, begun: bool,
 ) -> Finding:  # fmt: skip
-    over_S = np.count_nonzero(over_SR[:, ranks], axis=1) * 2 >= len(ranks)
+    over_SR = excess_SR[:, ranks] >= params["info_share"]
+    over_S = np.count_nonzero(over_SR, axis=1) * 2 >= len(ranks)
     share = min(float(median_over(excess_SR[over_S][:, ranks].max(axis=1), axis=0)), 0.99)
     has_gpu = bool(window.has_gpu_R[ranks].any())
     busy = compare(window, "busy_s").ratio_R[ranks]

@@ -29,6 +29,8 @@ def detect(window: Window, params: Params) -> Diagnosis:
     if not known_R.any():
         return abstain(window, params, "missing_data", "time spent in the garbage collector")
     step_s = window.usual_step_s
+    if not (gc_SR >= params["pause_share"] * step_s).any():
+        return Diagnosis()  # nobody waits for what is shorter than that
     pause_SR = _without_chance(
         np.nan_to_num(gc_SR), np.asarray(known_R), params["pause_share"] * step_s
     )

@@ -34,7 +34,7 @@ def detect(window: Window, params: Params) -> Diagnosis:
     known_R = np.count_nonzero(~np.isnan(wait_SR), axis=0) * 2 >= wait_SR.shape[0]
     if not known_R.any():
         return abstain(window, params, "missing_data", "time spent waiting for input")
-    share_SR = np.where(known_R, np.nan_to_num(wait_SR), 0.0) / step_s
+    share_SR = np.where(known_R & ~np.isnan(wait_SR), wait_SR, 0.0) / step_s
     lasting_R = _lasting(share_SR, params["info_share"], params)
     lasting_R |= _long_for_itself(window, params, share_SR)
     count_R = np.count_nonzero(share_SR >= params["burst_share"], axis=0)
@@ -69,9 +69,11 @@ def _long_for_itself(
 
     Beside a GPU alone: elsewhere the loader's workers and the training compete for cores.
     """
-    own_share_R = median_over(window.column("busy_s"), axis=0) / window.usual_step_s
+    longer_R = window.has_gpu_R & _lasting(share_SR, params["least_share"], params)
+    ranks = np.flatnonzero(longer_R)
+    own_share_R = median_over(window.column("busy_s")[:, ranks], axis=0) / window.usual_step_s
     least_R = np.fmax(params["info_share"] * own_share_R, params["least_share"])
-    longer_R: NDArray[np.bool_] = window.has_gpu_R & _lasting(share_SR, least_R, params)
+    longer_R[ranks] = _lasting(share_SR[:, ranks], least_R, params)
     return longer_R
 
 

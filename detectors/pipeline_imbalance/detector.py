@@ -1,7 +1,7 @@
 """Which stage of a pipeline works longer than the others, or has one pass that is late.
 
-Shape legend: A = all steps, R = ranks, S = stages, M = passes of one direction (chunk and
-micro-batch), 2 = forward, backward.
+Shape legend: A = all steps, R = ranks, r = ranks with a long pass, S = stages, C = chunks of a stage,
+M = passes of one direction (chunk and micro-batch), 2 = forward, backward.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from argus_otel.detect.api import (
     event_seconds,
     lasting,
     lasting_or_sudden,
+    lower_middle,
     lowest_mean,
     luck_of_slowest,
     make_run_finding,
@@ -49,9 +50,10 @@ def detect(run: Run, params: Params) -> Diagnosis:
         missing = "the stage of each rank" if stages is None else "compute of each micro-batch"
         return abstain_run(run, params, "missing_data", missing)
     ranks_S = [np.flatnonzero(stages == stage) for stage in range(int(stages.max()) + 1)]
+    usual_ARC2 = _usual(run, run.passes)
     # One finding a stage: with more work than the others, it is late in other ways too.
-    found = _late_passes(run, params, run.passes, ranks_S)
-    found.update(_heavy_stages(run, params, run.passes, ranks_S))
+    found = _late_passes(run, params, run.passes, ranks_S, usual_ARC2)
+    found.update(_heavy_stages(run, params, run.passes, ranks_S, usual_ARC2))
     return Diagnosis(findings=tuple(found.values()))
 
 
@@ -59,19 +61,33 @@ def _settled(run: Run) -> NDArray[np.bool_]:
     return run.ordinals_A >= WARM_UP_STEPS
 
 
+def _usual(run: Run, passes: Passes) -> Floats:
+    """What the middle pass of each chunk takes, [A, R, C, 2]; of an even number the lesser of two."""
+    usual_ARC2 = np.stack(
+        [
+            lower_middle(passes.duration_ARM2[:, :, passes.chunk_M == chunk], axis=2)
+            for chunk in np.unique(passes.chunk_M)
+        ],
+        axis=2,
+        dtype=np.float64,
+    )
+    usual_ARC2[~_settled(run)] = np.nan
+    return usual_ARC2
+
+
 def _heavy_stages(
-    run: Run, params: Params, passes: Passes, ranks_S: list[NDArray[np.int64]]
+    run: Run,
+    params: Params,
+    passes: Passes,
+    ranks_S: list[NDArray[np.int64]],
+    usual_ARC2: Floats,
 ) -> dict[int, Finding]:
-    # The middle micro-batch of each chunk: a late one has its own finding.
-    work_AR = np.zeros((run.ordinals_A.size, run.ranks_R.size))
-    for chunk in np.unique(passes.chunk_M):
-        mine = passes.duration_ARM2[:, :, passes.chunk_M == chunk].astype(np.float64)
-        work_AR += _lower_middle(mine, axis=2).sum(axis=-1)
-    work_AR[~_settled(run)] = np.nan
+    # A late micro-batch has its own finding.
+    work_AR = usual_ARC2.sum(axis=(2, 3))
     middle_AS = np.stack([median_over(work_AR[:, ranks], axis=1) for ranks in ranks_S], axis=1)
     found = {}
     for stage, ranks in enumerate(ranks_S):
-        others_A = _lower_middle(np.delete(middle_AS, stage, axis=1), axis=1)
+        others_A = lower_middle(np.delete(middle_AS, stage, axis=1), axis=1)
         ratio_A = middle_AS[:, stage] / others_A
         log_A = np.log(ratio_A)
         chance = luck_of_slowest(len(ranks_S)) * step_scatter(log_A)
@@ -108,29 +124,55 @@ def _heavy_stages(
 
 
 def _late_passes(
-    run: Run, params: Params, passes: Passes, ranks_S: list[NDArray[np.int64]]
+    run: Run,
+    params: Params,
+    passes: Passes,
+    ranks_S: list[NDArray[np.int64]],
+    usual_ARC2: Floats,
 ) -> dict[int, Finding]:
-    excess_ARM2, base_AR2 = _excess(run, passes)
+    base_AR2 = usual_ARC2.mean(axis=2)
     step_s = float(median_over(median_over(run.columns["step_s"], axis=1), axis=0))
-    # Where lengths vary, passes differ; a late one is beyond what the rank's own passes scatter.
-    scatter_R2 = median_over(
-        np.abs(excess_ARM2).transpose(1, 3, 0, 2).reshape(run.ranks_R.size, 2, -1), axis=-1
-    )
     # The first pass of a step pays for what a step pays once; two or three show no usual one.
     few = passes.micro_batch_M.max() + 1 < params["late_passes"]
     unsure_M = (passes.micro_batch_M == 0) | few
-    ratio_M = np.where(unsure_M, params["unsure_late_ratio"], params["late_ratio"])[:, None]
-    share_M = np.where(unsure_M, params["unsure_late_share"], params["late_share"])[:, None]
-    floor = np.maximum((ratio_M - 1) * base_AR2[:, :, None], share_M * step_s)
-    chance = params["late_scatter"] * scatter_R2[:, None]
-    known, excess = ~np.isnan(excess_ARM2), np.nan_to_num(excess_ARM2)
-    floor = np.nan_to_num(floor, nan=np.inf)
-    over_ARM2 = known & (excess >= np.maximum(floor, chance))
-    sudden_ARM2 = known & (excess >= np.maximum(floor, SUDDEN * chance))
-    late_ARM2 = lasting(over_ARM2, known) | lasting(sudden_ARM2, known, window=5)
-    late_ARM2 &= _more_often(over_ARM2, params["late_often"])[None]
+    ratio_M = np.where(unsure_M, params["unsure_late_ratio"], params["late_ratio"])
+    share_M = np.where(unsure_M, params["unsure_late_share"], params["late_share"])
+    chunk_M = np.searchsorted(np.unique(passes.chunk_M), passes.chunk_M)
+    long_R = np.zeros(run.ranks_R.size, dtype=bool)
+    for m, chunk in enumerate(chunk_M.tolist()):
+        floor_AR2 = np.maximum((ratio_M[m] - 1) * base_AR2, share_M[m] * step_s)
+        longer_AR2 = passes.duration_ARM2[:, :, m] - usual_ARC2[:, :, chunk]
+        long_R |= (longer_AR2 >= floor_AR2).any(axis=(0, 2))
+    suspects = np.flatnonzero(long_R)
+    if not suspects.size:
+        return {}
+    pauses_AR = _pauses(run)
+
+    def excess(at: Any) -> Floats:  # noqa: ANN401
+        """Seconds beyond the middle pass of the chunk, less what pauses took, at some steps and ranks."""
+        over = passes.duration_ARM2[at] - usual_ARC2[at][:, :, chunk_M]
+        less: Floats = np.maximum(over - pauses_AR[at][:, :, None, None], np.minimum(over, 0.0))
+        return less
+
+    excess_ArM2 = excess(np.s_[:, suspects])
+    # Where lengths vary, passes differ; a late one is beyond what the rank's own passes scatter.
+    scatter_r2 = median_over(
+        np.abs(excess_ArM2).transpose(1, 3, 0, 2).reshape(suspects.size, 2, -1), axis=-1
+    )
+    floor_ArM2 = np.maximum(
+        (ratio_M[:, None] - 1) * base_AR2[:, suspects, None], share_M[:, None] * step_s
+    )
+    chance = params["late_scatter"] * scatter_r2[:, None]
+    known = ~np.isnan(excess_ArM2)
+    over = excess_ArM2 >= np.maximum(floor_ArM2, chance)
+    sudden = excess_ArM2 >= np.maximum(floor_ArM2, SUDDEN * chance)
+    late_ARM2 = np.zeros(passes.duration_ARM2.shape, dtype=bool)
+    late_ARM2[:, suspects] = lasting(over, known) | lasting(sudden, known, window=5)
+    late_ARM2[:, suspects] &= _more_often(over, params["late_often"])[None]
     shown_A = np.asarray(late_ARM2.any(axis=(1, 2, 3)))
-    size_RM2 = median_over(excess_ARM2[shown_A], axis=0)
+    if not shown_A.any():
+        return {}
+    size_RM2 = median_over(excess(shown_A), axis=0)
     late_RM2 = np.asarray(late_ARM2.any(axis=0))
     found = {}
     for stage, ranks in enumerate(ranks_S):
@@ -215,24 +257,12 @@ def _late_finding(
     )
 
 
-def _excess(run: Run, passes: Passes) -> tuple[Floats, Floats]:
-    """What each pass takes beyond the middle pass of its chunk [A, R, M, 2], and that one [A, R, 2]."""
-    columns = run.columns
-    # Pauses of the host that are known by name have their own detectors.
-    known_AR = np.nan_to_num(columns["gc_s"]) + np.nan_to_num(columns["run_delay_s"])
-    known_AR += event_seconds(run, run.events)
-    known_AR[np.nan_to_num(device_values(run, "allocator_retries")) > 0] = np.inf
-    over = passes.duration_ARM2.astype(np.float64)
-    over[~_settled(run)] = np.nan
-    bases = []
-    for chunk in np.unique(passes.chunk_M):
-        mine = passes.chunk_M == chunk
-        bases.append(_lower_middle(over[:, :, mine], axis=2))
-        over[:, :, mine] -= bases[-1][:, :, None]
-    longer = over > 0
-    np.subtract(over, known_AR[:, :, None, None], out=over, where=longer)
-    np.maximum(over, 0.0, out=over, where=longer)
-    return over, np.mean(bases, axis=0)
+def _pauses(run: Run) -> Floats:
+    """Seconds [A, R] of pauses of the host that are known by name, and have their own detectors."""
+    pauses_AR = np.nan_to_num(run.columns["gc_s"]) + np.nan_to_num(run.columns["run_delay_s"])
+    pauses_AR += event_seconds(run, run.events)
+    pauses_AR[np.nan_to_num(device_values(run, "allocator_retries")) > 0] = np.inf
+    return pauses_AR
 
 
 def _amplification(run: Run, over_A: NDArray[np.bool_], excess_s: float) -> float | None:
@@ -249,15 +279,6 @@ def _waits(run: Run, ranks_S: list[NDArray[np.int64]], over_A: NDArray[np.bool_]
     """Seconds that the middle rank of each stage waits in a step."""
     wait_R = median_over(run.operations.wait_AR[over_A], axis=0)
     return [round(float(median_over(wait_R[ranks], axis=0)), 6) for ranks in ranks_S]
-
-
-def _lower_middle(values: Floats, axis: int) -> Floats:
-    """The middle value, the lesser of two: half of the stages may be heavy; NaN is skipped."""
-    ordered = np.sort(np.moveaxis(values, axis, -1), axis=-1)
-    known = ordered.shape[-1] - np.count_nonzero(np.isnan(ordered), axis=-1)
-    at = np.maximum(known - 1, 0) // 2
-    middle: Floats = np.take_along_axis(ordered, at[..., None], axis=-1)[..., 0]
-    return middle
 
 
 def _finding(

@@ -45,18 +45,17 @@ class _Evidence(NamedTuple):
 def detect(run: Run, params: Params) -> Diagnosis:
     """Say how much of the time goes to waiting for the longest batch."""
     settled_A = run.ordinals_A >= WARM_UP_STEPS
-    said = [
-        by for by in (_by_tokens(run, params, settled_A), _by_passes(run, params, settled_A)) if by
-    ]
-    if not said:
+    seen = _by_tokens(run, params, settled_A)
+    if seen is None or seen.correlation <= 0:
+        seen = _by_passes(run, params, settled_A) or seen
+    if seen is None:
         return abstain_run(
             run,
             params,
             "missing_data",
             "tokens of each rank with its busy time, or compute of several micro-batches a step",
         )
-    seen = next((by for by in said if by.correlation > 0), None)
-    if seen is None:
+    if seen.correlation <= 0:
         return Diagnosis()
     # Stages and tensor ranks work on the same batch; the slowest position of the data axis counts.
     time_AD = _by_position(run, seen.time_AR)
@@ -134,11 +133,11 @@ def _by_tokens(run: Run, params: Params, settled_A: NDArray[np.bool_]) -> _Evide
         if known.sum() * 2 < settled_A.sum() * run.ranks_R.size or known.sum() < _FEW:
             continue
         log_work = _varying(np.log(np.where(known, work, np.nan)))
-        log_own = _varying(np.log(np.where(known, own, np.nan)))
-        x, y = log_work[known], log_own[known]
+        x = log_work[known]
         if float(np.std(x)) < params["least_variation"]:
             best = best or _Evidence(name, 0.0, own)
             continue
+        y = _varying(np.log(np.where(known, own, np.nan)))[known]
         correlation = float(np.corrcoef(x, y)[0, 1])
         slope = float(np.dot(x, y) / np.dot(x, x))
         if correlation < params["follows"]:
@@ -152,25 +151,28 @@ def _by_passes(run: Run, params: Params, settled_A: NDArray[np.bool_]) -> _Evide
     """How far forward and backward of the same micro-batch are slow together."""
     if run.passes is None or run.passes.micro_batch_M.max(initial=0) < 1:
         return None
-    took = run.passes.duration_ARM2.astype(np.float64)
-    took[~settled_A] = np.nan
-    log_took = np.log(np.where(took > 0, took, np.nan))
+    took = run.passes.duration_ARM2[settled_A]
+    log_took = np.log(np.where(took > 0, took, np.nan), dtype=np.float64)
     # A slow rank, or a slow step of one, is slow in all its passes; a late place in each step.
     log_took -= median_over(log_took, axis=2)[:, :, None]
     log_took -= median_over(log_took, axis=0)[None]
-    known = ~np.isnan(log_took).any(axis=-1)
-    forward, backward = log_took[known].T
+    both = log_took[..., 0], log_took[..., 1]
+    known = ~(np.isnan(both[0]) | np.isnan(both[1]))
+    forward, backward = (way[known] for way in both)
     if forward.size < _FEW:
         return None
     # Whoever is slower than the others in all steps is another matter.
-    time_AR = took.sum(axis=(2, 3))
+    time_AR = np.full((settled_A.size, run.ranks_R.size), np.nan)
+    time_AR[settled_A] = took.sum(axis=(2, 3), dtype=np.float64)
     usual_R = median_over(time_AR, axis=0)
     time_AR *= median_over(usual_R, axis=0) / usual_R
     if min(float(np.std(forward)), float(np.std(backward))) < params["least_variation"]:
         return _Evidence("passes", 0.0, time_AR)
-    correlation = float(np.corrcoef(forward, backward)[0, 1])
-    of_lengths = float(np.cov(forward, backward)[0, 1])
-    time_AR = _following(time_AR, of_lengths, micro_batches=int(run.passes.micro_batch_M.max()) + 1)
+    (of_forward, of_lengths), (_, of_backward) = np.cov(forward, backward)
+    correlation = float(of_lengths / np.sqrt(of_forward * of_backward))
+    time_AR = _following(
+        time_AR, float(of_lengths), micro_batches=int(run.passes.micro_batch_M.max()) + 1
+    )
     return _Evidence("passes", correlation if correlation >= params["both_ways"] else 0.0, time_AR)
 
 

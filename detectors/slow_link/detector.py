@@ -165,6 +165,8 @@ def _places(
     judged_G: NDArray[np.bool_],
 ) -> list[_Place]:
     """Cover the slow sets, the place that explains most of them first; likely ones count for it."""
+    if not slow_G.any():
+        return []
     of_rank: dict[int, list[int]] = {}
     of_host: dict[str, list[int]] = {}
     for g in np.flatnonzero(judged_G).tolist():
@@ -173,15 +175,14 @@ def _places(
         for host in {run.hosts_R[rank] for rank in seen.members_G[g].tolist()} - {""}:
             of_host.setdefault(host, []).append(g)
 
+    likely = frozenset(np.flatnonzero(likely_G).tolist())
+    leaves = frozenset(np.flatnonzero(seen.crosses_hosts_G).tolist())
+
     def explains(sets: list[int]) -> frozenset[int]:
         # What stays on a host need not pass the link that is slow, but may.
-        leaving = [g for g in sets if seen.crosses_hosts_G[g]] or sets
-        share = float(likely_G[leaving].mean())
-        return (
-            frozenset(g for g in sets if likely_G[g])
-            if share >= params["explained"]
-            else frozenset()
-        )
+        leaving = leaves.intersection(sets) or frozenset(sets)
+        enough = len(leaving & likely) / len(leaving) >= params["explained"]
+        return likely.intersection(sets) if enough else frozenset()
 
     ranks = {rank: explains(sets) for rank, sets in of_rank.items()}
     # A job on one host has no link between hosts.

@@ -8,11 +8,13 @@ from __future__ import annotations
 from functools import cache
 from math import ceil, sqrt
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
@@ -49,40 +51,69 @@ def median_over(values: Floats, axis: int) -> Floats:
 
     ``numpy.nanmedian`` is 20 to 50 times slower on the short axes that windows have.
     """
-    return lowest_mean(values, axis=axis, median=True)
+    return _of_sorted(_middle, values, axis)
 
 
-def lowest_mean(values: Floats, *, axis: int, median: bool = False) -> Floats:
-    """Mean of the fastest quarter (one value at least) along an axis, or the median.
+def lower_middle(values: NDArray[np.floating[Any]], axis: int) -> Floats:
+    """As ``median_over``; of an even number the lesser of the two in the middle, so that half may be large."""
+    return _of_sorted(_lower_middle, values, axis)
+
+
+def lowest_mean(values: Floats, *, axis: int) -> Floats:
+    """Mean of the fastest quarter (one value at least) along an axis.
 
     Args:
         values: NaN where unknown; skipped.
         axis: Axis to reduce.
-        median: Give the median instead.
 
     Returns:
         Shape of ``values`` without ``axis``; NaN where nothing is known.
     """
-    length = values.shape[axis]
+    return _of_sorted(_mean_of_quarter, values, axis)
+
+
+def _of_sorted(
+    take: Callable[[Floats], Floats], values: NDArray[np.floating[Any]], axis: int
+) -> Floats:
+    """What a function makes of values that ascend along the first axis, NaN last."""
     other = 1 if axis % values.ndim == 0 else 0
     if values.size > _AT_ONCE and values.ndim > 1 and values.shape[other] > 1:
         # What is sorted stays in the processor's cache, and no copy is as large as what was given.
         count = min(values.size // _AT_ONCE + 1, values.shape[other])
         parts = np.array_split(values, count, axis=other)
-        return np.concatenate([lowest_mean(part, axis=axis, median=median) for part in parts])
-    if length == 0:
+        return np.concatenate([_of_sorted(take, part, axis) for part in parts])
+    if values.shape[axis] == 0:
         return np.full(np.moveaxis(values, axis, -1).shape[:-1], np.nan)
-    ordered = _ascending(values, axis)
-    if median and not np.isnan(ordered[-1]).any():
+    return take(_ascending(values, axis))
+
+
+def _known(ordered: Floats) -> NDArray[np.int64]:
+    known: NDArray[np.int64] = ordered.shape[0] - np.count_nonzero(np.isnan(ordered), axis=0)
+    return known
+
+
+def _middle(ordered: Floats) -> Floats:
+    length = ordered.shape[0]
+    if not np.isnan(ordered[-1]).any():
         among: Floats = (ordered[(length - 1) // 2] + ordered[length // 2]) / 2
         return among
-    known = length - np.count_nonzero(np.isnan(ordered), axis=0)
-    if median:
-        low = np.maximum(known - 1, 0) // 2
-        high = np.minimum(known // 2, length - 1)
-        pair = np.take_along_axis(ordered, np.stack((low, high)), axis=0)
-        middle: Floats = (pair[0] + pair[1]) / 2
-        return np.where(known > 0, middle, np.nan)
+    known = _known(ordered)
+    places = np.stack((np.maximum(known - 1, 0) // 2, np.minimum(known // 2, length - 1)))
+    pair = np.take_along_axis(ordered, places, axis=0)
+    return np.where(known > 0, (pair[0] + pair[1]) / 2, np.nan)
+
+
+def _lower_middle(ordered: Floats) -> Floats:
+    if not np.isnan(ordered[-1]).any():
+        lower: Floats = ordered[(ordered.shape[0] - 1) // 2]
+        return lower
+    places = np.maximum(_known(ordered) - 1, 0) // 2
+    lower = np.take_along_axis(ordered, places[None], axis=0)[0]
+    return lower
+
+
+def _mean_of_quarter(ordered: Floats) -> Floats:
+    known = _known(ordered)
     quarter = np.maximum((known + 3) // 4, 1)
     most = int(quarter.max(initial=1))
     # Summed with the axis in one piece: a sum in another order ends in another last digit.
@@ -91,7 +122,7 @@ def lowest_mean(values: Floats, *, axis: int, median: bool = False) -> Floats:
     return np.where(known > 0, lowest.sum(axis=-1) / quarter, np.nan)
 
 
-def _ascending(values: Floats, axis: int) -> Floats:
+def _ascending(values: NDArray[np.floating[Any]], axis: int) -> Floats:
     """A sorted copy, the sorted axis first; NaN comes last."""
     length = values.shape[axis]
     if length > _SHORT or values.size < _MANY:
