@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from argus_otel.detect.frame import WARM_UP_STEPS, build_frame
 from argus_otel.detect.run import run_of
 from argus_otel.detect.tracks import follow, settle, suppress, with_cost
-from argus_otel.detect.whatif import weigh_all
+from argus_otel.detect.whatif import weigh, weigh_together
 from argus_otel.detect.window import Window
 from argus_otel.tables.findings import Abstention, Diagnosis
 
@@ -83,18 +82,17 @@ def diagnose_run(run: Run, detectors: Sequence[Detector]) -> Verdict:
     findings: list[Finding] = []
     abstentions: list[Abstention] = []
     judged: dict[str, int] = {}
-    workers = _WORKERS if run.present_AR.size > _ONE_THREAD else 1
-    with ThreadPoolExecutor(workers, thread_name_prefix="argus-detect") as pool:
-        answers = pool.map(partial(_judge, frame), detectors)
-        for detector, (said, silent, windows) in zip(detectors, answers, strict=True):
-            findings += said
-            abstentions += silent
-            judged[detector.id] = windows
+    weighed: list[Finding] = []
+    for detector, answer in zip(detectors, _ask(frame, detectors), strict=True):
+        findings += answer.findings
+        weighed += answer.weighed
+        abstentions += answer.abstentions
+        judged[detector.id] = answer.windows
     explains = {detector.id: detector.explains for detector in detectors}
     sure = {detector.id: detector.confidence for detector in detectors}
     said = [
         replace(finding, confidence=sure.get(finding.detector, {}).get(finding.severity))
-        for finding in suppress(weigh_all(findings, frame), explains)
+        for finding in suppress(weigh_together(findings, weighed, frame), explains)
     ]
     return Verdict(
         diagnosis=Diagnosis(
@@ -102,6 +100,41 @@ def diagnose_run(run: Run, detectors: Sequence[Detector]) -> Verdict:
         ),
         frame=frame,
         judged=judged,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What one detector says."""
+
+    findings: list[Finding]
+    weighed: list[Finding]
+    """The same by what their healing alone gains."""
+    abstentions: list[Abstention]
+    windows: int
+    """That could be judged."""
+
+
+def _ask(frame: Frame, detectors: Sequence[Detector]) -> list[_Answer]:
+    """The answers of all detectors, in their order."""
+    workers = _WORKERS if frame.whole.present_AR.size > _ONE_THREAD else 1
+    # Those asked about every window take longest, and what they find is replayed: begun last, one of
+    # them would keep one core busy while the other has nothing left to do.
+    order = sorted(range(len(detectors)), key=lambda at: detectors[at].scope == "run")
+    with ThreadPoolExecutor(workers, thread_name_prefix="argus-detect") as pool:
+        answers = dict(zip(order, pool.map(lambda at: _answer(frame, detectors[at]), order),
+                           strict=True))  # fmt: skip
+    return [answers[at] for at in range(len(detectors))]
+
+
+def _answer(frame: Frame, detector: Detector) -> _Answer:
+    """Ask, and weigh at once: while other detectors are still asked."""
+    findings, abstentions, windows = _judge(frame, detector)
+    return _Answer(
+        findings=findings,
+        weighed=[weigh(finding, frame) for finding in findings],
+        abstentions=abstentions,
+        windows=windows,
     )
 
 

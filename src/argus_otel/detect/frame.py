@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -70,6 +71,8 @@ class Frame:
     compared: dict[str, list[Excess]] = field(default_factory=dict, repr=False)
     graphs: dict[tuple[int, ...], Graph | None] = field(default_factory=dict, repr=False)
     """By the steps that were asked for: findings of the same steps are weighed on one graph."""
+    building: Lock = field(default_factory=Lock, repr=False)
+    """Held while one is built."""
 
     @property
     def run(self) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from argus_otel.detect.ideal import lane_types, pass_totals
-from argus_otel.detect.replay import build_graph, critical_time, periods
+from argus_otel.detect.replay import build_graph, critical_time, periods, replay
 from argus_otel.detect.statistics import median_over
 
 if TYPE_CHECKING:
@@ -98,19 +98,22 @@ def replayed_gain(finding: Finding, frame: Frame) -> Gain | None:
     if case is None:
         return None
     graph = case.graph
-    before = periods(graph)[case.in_S]
+    # Steps are replayed each by itself: those from before the finding need not be.
+    before = periods(graph, graph.weight_NS[:, case.in_S])
     measured = graph.measured_S[case.in_S]
     if abs(float(median_over(before / measured, axis=0)) - 1) > _FAITHFUL:
         return None
     healed = heal(case)
     if healed is None:
         return None
-    after = periods(graph, healed)[case.in_S]
+    healed = healed[:, case.in_S]
+    over = replay(graph, healed)
+    after = periods(graph, healed, over)
     lasting = finding.evidence.get("pattern") in ("lasting", "all ranks")
     # A cause that comes and goes is in some steps only: its gain is a part of the mean.
     usual: Callable[[Floats], np.float64] = np.median if lasting else np.mean
     share = max(0.0, float(usual(before - after))) / float(usual(before))
-    return Gain(share=share, latest_rank=_latest(case, healed))
+    return Gain(share=share, latest_rank=_latest(case, healed, over))
 
 
 def _case_of(finding: Finding, frame: Frame) -> _Case | None:
@@ -131,9 +134,11 @@ def _case_of(finding: Finding, frame: Frame) -> _Case | None:
     spread = np.linspace(0, of_finding.size - 1, min(most, of_finding.size)).astype(int)
     wanted = np.concatenate([past, of_finding[spread]])
     key = tuple(wanted.tolist())
-    if key not in frame.graphs:
-        frame.graphs[key] = build_graph(whole, wanted)
-    graph = frame.graphs[key]
+    # One at a time: detectors are asked side by side, and may have found something in the same steps.
+    with frame.building:
+        if key not in frame.graphs:
+            frame.graphs[key] = build_graph(whole, wanted)
+        graph = frame.graphs[key]
     if graph is None:
         return None
     in_S = whole.ordinals_A[graph.steps_S] >= finding.first_step
@@ -145,9 +150,9 @@ def _case_of(finding: Finding, frame: Frame) -> _Case | None:
     return _Case(finding=finding, frame=frame, graph=graph, in_S=in_S, sick_R=sick_R)
 
 
-def _latest(case: _Case, healed_NS: Floats) -> int | None:
+def _latest(case: _Case, healed_NS: Floats, over_NS: Floats) -> int | None:
     """Whose own time makes up most of the way through the healed steps."""
-    own_SR, _ = critical_time(case.graph, healed_NS[:, case.in_S])
+    own_SR, _ = critical_time(case.graph, healed_NS, over_NS)
     latest = int(np.argmax(own_SR.sum(axis=0)))
     return None if case.sick_R[latest] else int(case.frame.ranks_R[latest])
 

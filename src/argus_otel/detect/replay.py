@@ -133,7 +133,7 @@ def replay(graph: Graph, weight_NS: Floats | None = None, begin_RS: Floats | Non
 
     Args:
         graph: Who waits for what.
-        weight_NS: What everything takes; as measured by default.
+        weight_NS: What everything takes, of some steps or all; as measured by default.
         begin_RS: When each rank begins the step, in the order of ``graph.ends_R``; all at 0 by
             default.
     """
@@ -158,27 +158,39 @@ def step_times(graph: Graph, weight_NS: Floats | None = None) -> Floats:
     return longest
 
 
-def periods(graph: Graph, weight_NS: Floats | None = None) -> Floats:
+def periods(graph: Graph, weight_NS: Floats | None = None, over_NS: Floats | None = None) -> Floats:
     """Seconds from one step to the next [S], were every step like this one.
 
     Ranks need not end a step together: whoever is done goes on, so that what is late at the end of
     one rank's step may be made good while others fill the pipeline of the next. It is the step that
     follows that shows it.
+
+    Args:
+        graph: Who waits for what.
+        weight_NS: What everything takes, of some steps or all; as measured by default.
+        over_NS: The ``replay`` of that, where it is at hand.
     """
-    first = replay(graph, weight_NS)[graph.ends_R]
+    first = (replay(graph, weight_NS) if over_NS is None else over_NS)[graph.ends_R]
     second = replay(graph, weight_NS, first)[graph.ends_R]
     period: Floats = second.max(axis=0) - first.max(axis=0)
     return period
 
 
-def critical_time(graph: Graph, weight_NS: Floats) -> tuple[Floats, Floats]:
+def critical_time(
+    graph: Graph, weight_NS: Floats, over_NS: Floats | None = None
+) -> tuple[Floats, Floats]:
     """What the longest path of each step is made of.
+
+    Args:
+        graph: Who waits for what.
+        weight_NS: What everything takes, of some steps or all.
+        over_NS: The ``replay`` of that, where it is at hand.
 
     Returns:
         Seconds of own time by rank [S, R] and of transfers by lane [S, L], along the path that
         nobody could be late on without the step being late.
     """
-    over = replay(graph, weight_NS)
+    over = replay(graph, weight_NS) if over_NS is None else over_NS
     steps = over.shape[1]
     own = np.zeros((steps, int(graph.rank_N.max()) + 1))
     moved = np.zeros((steps, graph.node_L.size))

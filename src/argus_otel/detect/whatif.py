@@ -79,12 +79,19 @@ def weigh(finding: Finding, frame: Frame) -> Finding:
     )
 
 
-def weigh_all(findings: Sequence[Finding], frame: Frame) -> list[Finding]:
-    """Weigh each finding, and together those of one cause that hide behind each other.
+def weigh_together(
+    findings: Sequence[Finding], alone: Sequence[Finding], frame: Frame
+) -> list[Finding]:
+    """Weigh together those of one cause that hide behind each other.
 
     Of two ranks that are equally slow, healing either one gains nothing: both are worth a warning.
+
+    Args:
+        findings: As their detectors said.
+        alone: The same, each weighed for itself.
+        frame: Of the run.
     """
-    weighed = [weigh(finding, frame) for finding in findings]
+    weighed = list(alone)
     for cause in {finding.cause for finding in findings}:
         hidden = [
             at
