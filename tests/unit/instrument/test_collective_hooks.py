@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import threading
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from argus_otel.instrument.framework.collectives import Collectives
 from argus_otel.wire import events
+from argus_otel.wire.digest import OPS
 
 BATCH = torch.ones(4, 8)
 
@@ -280,3 +283,76 @@ def test_a_wait_takes_its_time_out_as_before(alone):
         issue().wait("soon")
 
     assert recorded(alone, events.WAIT) == 3
+
+
+@pytest.fixture
+def of_two(traced, tmp_path):
+    """Rank 0 of a world of two whose operations torch issues without a peer."""
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+    dist.init_process_group("fake", store=store, rank=0, world_size=2)
+    yield traced
+    dist.destroy_process_group()
+
+
+def test_what_is_sent_and_what_is_received_count_by_themselves(of_two):
+    """Per source and destination, which is what the other rank counts too."""
+    for call in (dist.send, dist.recv, dist.send, dist.recv, dist.send):
+        call(BATCH.clone(), 1)
+    dist.all_reduce(BATCH.clone())
+
+    told = [
+        (OPS[op], peer, count, size)
+        for _, _, _, packed, count, size, _ in of_two.recorder.ring.drain().of_kind(
+            events.COLLECTIVE
+        )
+        for _, op, _, peer in [events.unpack_collective(packed)]
+    ]
+    assert told == [
+        ("send", 1, 0, BATCH.nbytes),
+        ("recv", 1, 0, BATCH.nbytes),
+        ("send", 1, 1, BATCH.nbytes),
+        ("recv", 1, 1, BATCH.nbytes),
+        ("send", 1, 2, BATCH.nbytes),
+        ("all_reduce", -1, 0, BATCH.nbytes),
+    ]
+
+
+@pytest.fixture
+def no_collections():
+    """Pauses for garbage are events too."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_hooks_count_what_they_drive_out_of_a_full_queue(alone):
+    """One event each by the operation and by its wait."""
+    ring = alone.recorder.ring
+    ring.drain()
+    for n in range(ring.capacity):
+        alone.recorder.append(events.PHASE, n, n, 0, 0, 0, 0)
+
+    dist.all_reduce(BATCH.clone())
+
+    drained = ring.drain()
+    assert (len(drained), ring.lost) == (ring.capacity, 2)
+    assert drained.part(-2).kinds == bytes([events.COLLECTIVE, events.WAIT])
+
+
+def test_events_hold_nothing_but_integers(ends_from_step_4, alone, model):
+    """A tensor in one of them would live until the background thread comes by."""
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for _ in range(6):
+        dist.all_reduce(BATCH.clone())
+        train(ddp, optimizer)
+
+    held = list(alone.recorder.ring.held)
+    assert {event[0] for event in held} >= {
+        events.COLLECTIVE, events.END, events.WAIT, events.FORWARD, events.BACKWARD,
+        events.OPTIMIZER, events.STEP_END,
+    }  # fmt: skip
+    assert {len(event) for event in held} == {7}
+    assert {type(field) for event in held for field in event} == {int}

@@ -242,6 +242,19 @@ def test_the_half_step_that_an_overflow_leaves_behind_is_counted(worker):
     assert worker._drops()["ring_overflow"] == 3010 - held
 
 
+def test_the_gil_is_given_away_while_events_are_taken_from_the_ring(worker, monkeypatch):
+    """A thousand of them take longer to pack than the trainer may wait."""
+    slept = []
+    monkeypatch.setattr(worker_module, "_LONGEST_TURN_NS", -1)
+    monkeypatch.setattr(worker_module.time, "sleep", slept.append)
+    for _ in range(1000):
+        worker.recorder.append(events.GC, 0, MS, 2, 1, 0, 0)
+
+    worker._cycle()
+
+    assert slept == [0, 0]
+
+
 def test_the_gil_is_given_away_by_the_clock(monkeypatch):
     """Not after every piece of work: the yield costs more than most pieces."""
     now_ns, slept = [0], []
