@@ -28,7 +28,7 @@ from argus_otel.detect.statistics import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -60,7 +60,7 @@ _BLOCK: Final = 5
 _LEAST_BLOCKS: Final = 5
 """Steps in a row whose median shows a drift, and how many such medians say how large it is."""
 
-_LANES_AT_ONCE: Final = 2000
+_LANES_AT_ONCE: Final = 500
 
 
 PAIR: Final = "p2p"
@@ -142,10 +142,10 @@ def _compared(run: Run) -> Transfers:
     count = len(sets)
     shape = (steps, count)
     out = Transfers(
-        members_G=tuple(members for members, _, _ in sets),
-        label_G=tuple(label for _, label, _ in sets),
-        key_G=tuple(key for _, _, key in sets),
-        hosts_G=np.array([_hosts(run, members) for members, _, _ in sets], dtype=np.int64),
+        members_G=tuple(members for members, _, _, _ in sets),
+        label_G=tuple(label for _, label, _, _ in sets),
+        key_G=tuple(key for _, _, key, _ in sets),
+        hosts_G=np.array([hosts for _, _, _, hosts in sets], dtype=np.int64),
         usual_s_G=np.bincount(lanes.set_L, np.nan_to_num(usual_L), count).astype(np.float64),
         sibling_AG=np.full(shape, np.nan),
         sibling_bar_G=np.zeros(count),
@@ -244,26 +244,26 @@ def _largest(values: Floats, axis: int) -> Floats:
     return largest
 
 
-def _lanes_of(run: Run) -> tuple[list[tuple[Ints, str, str]], _Lanes]:
-    """Link sets (members, label, key), and the lanes on them."""
+def _lanes_of(run: Run) -> tuple[list[tuple[Ints, str, str, int]], _Lanes]:
+    """Link sets (members, label, key, hosts), and the lanes on them."""
     operations = run.operations
-    transfer = operations.transfer_AL.astype(np.float64)
     group_L = np.flatnonzero(operations.group_L >= 0)
     sizes = np.array([group.members.size for group in run.groups] or [0])
     size_L = sizes[operations.group_L[group_L]]
     # Of a member that is not seen nobody knows whether it came last.
-    known = operations.members_AL[:, group_L] >= np.maximum(PEERS_PRESENT * size_L, 2)
+    known = operations.members_AL.take(group_L, axis=1) >= np.maximum(PEERS_PRESENT * size_L, 2)
     used = np.unique(operations.group_L[group_L])
     gone_AR = _gone(~run.present_AR)
     if used.size:
         blind = [gone_AR[:, run.groups[g].members].any(axis=1) for g in used.tolist()]
         known &= ~np.stack(blind, axis=1)[:, np.searchsorted(used, operations.group_L[group_L])]
+    spans = {g: _hosts(run, run.groups[g].members.tolist()) for g in used.tolist()}
     sets = [
-        (run.groups[g].members, run.groups[g].description, f"{run.groups[g].key:016x}")
+        (run.groups[g].members, run.groups[g].description, f"{run.groups[g].key:016x}", spans[g])
         for g in used.tolist()
     ]
-    spans = {g: _hosts(run, run.groups[g].members) for g in used.tolist()}
-    columns = [np.where(known & (transfer[:, group_L] > 0), transfer[:, group_L], np.nan)]
+    transfer = operations.transfer_AL.take(group_L, axis=1).astype(np.float64)
+    columns = [np.where(known & (transfer > 0), transfer, np.nan)]
     set_L = [np.searchsorted(used, operations.group_L[group_L])]
     kinds: list[tuple[object, ...]] = [
         (
@@ -277,13 +277,17 @@ def _lanes_of(run: Run) -> tuple[list[tuple[Ints, str, str]], _Lanes]:
         )
         for lane, g in zip(group_L.tolist(), operations.group_L[group_L].tolist(), strict=True)
     ]
-    at: dict[tuple[int, int], int] = {}
-    for pairs, took, kind in _pairs(run, transfer):
+    at: dict[tuple[int, int], tuple[int, int]] = {}
+    for pairs, took, kind in _pairs(run):
         columns.append(took)
         links = [(min(pair), max(pair)) for pair in pairs]
-        set_L.append(np.array([at.setdefault(link, len(sets) + len(at)) for link in links]))
-        kinds += [(*kind, _hosts(run, np.array(link))) for link in links]
-    sets += [(np.array(link), PAIR, "") for link in at]
+        for link in links:
+            if link not in at:
+                at[link] = len(sets) + len(at), _hosts(run, link)
+        set_L.append(np.array([at[link][0] for link in links]))
+        kinds += [(*kind, at[link][1]) for link in links]
+    ends = np.array(list(at), dtype=np.int64)
+    sets += [(link, PAIR, "", hosts) for link, (_, hosts) in zip(ends, at.values(), strict=True)]
     lanes = _Lanes(
         transfer_AL=np.concatenate(columns, axis=1), set_L=np.concatenate(set_L), kind_L=kinds
     )
@@ -302,7 +306,7 @@ def _gone(absent_AR: Bools) -> Bools:
 
 
 def _pairs(
-    run: Run, transfer_AL: Floats
+    run: Run,
 ) -> Iterable[tuple[list[tuple[int, int]], Floats, tuple[object, ...]]]:
     """Pairs of ranks with the longest transfer of each step, by payload and direction.
 
@@ -317,22 +321,26 @@ def _pairs(
             mine = direct[(operations.payload_bytes_L[direct] == payload) & (up[direct] == rising)]
             if not mine.size:
                 continue
-            ends = np.stack((operations.source_L[mine], operations.target_L[mine]))
-            pairs, which = np.unique(ends, axis=1, return_inverse=True)
-            order = np.argsort(which.reshape(-1), kind="stable")
-            starts = np.flatnonzero(np.append(True, np.diff(which.reshape(-1)[order]) != 0))
+            code = operations.source_L[mine] * run.ranks_R.size + operations.target_L[mine]
+            order = np.argsort(code, kind="stable")
+            starts = np.flatnonzero(np.append(True, np.diff(code[order]) != 0))
             at = mine[order]
-            seen, longest = transfer_AL[:, at], operations.longest_AL[:, at]
-            ready = operations.last_AL[:, at] == operations.source_L[at]
-            ready |= longest - seen <= _ALREADY_THERE_S + _ALIKE * seen
-            ready &= (seen > _ALREADY_THERE_S) & (operations.members_AL[:, at] == 2)
-            seen = np.where(ready, seen, np.nan)
+            seen = operations.transfer_AL.take(at, axis=1).astype(np.float64)
+            ready = operations.last_AL.take(at, axis=1) == operations.source_L[at]
+            ready |= (
+                operations.longest_AL.take(at, axis=1) - seen <= _ALREADY_THERE_S + _ALIKE * seen
+            )
+            ready &= seen > _ALREADY_THERE_S
+            ready &= operations.members_AL.take(at, axis=1) == 2
+            seen[~ready] = np.nan
             took = np.fmax.reduceat(seen, starts, axis=1)
-            yield [tuple(pair) for pair in pairs.T.tolist()], took, (PAIR, payload, rising)
+            first = at[starts]
+            ends = operations.source_L[first].tolist(), operations.target_L[first].tolist()
+            yield list(zip(*ends, strict=True)), took, (PAIR, payload, rising)
 
 
-def _hosts(run: Run, members: Ints) -> int:
-    hosts = {run.hosts_R[rank] for rank in members.tolist()}
+def _hosts(run: Run, ranks: Sequence[int]) -> int:
+    hosts = {run.hosts_R[rank] for rank in ranks}
     return 0 if "" in hosts else len(hosts)
 
 
@@ -374,8 +382,8 @@ def _against_history(log_AL: Floats) -> tuple[Floats, Floats]:
         some = np.s_[:, first : first + _LANES_AT_ONCE]
         rows = np.lib.stride_tricks.sliding_window_view(log_AL[some], HISTORY_STEPS, axis=0)
         usual = median_over(rows, axis=-1)
-        few = np.count_nonzero(~np.isnan(rows), axis=-1) < HISTORY_STEPS - 2
-        usual[few] = np.nan
+        known = np.cumsum(np.pad(~np.isnan(log_AL[some]), ((1, 0), (0, 0))), axis=0, dtype=np.int32)
+        usual[known[HISTORY_STEPS:] - known[:-HISTORY_STEPS] < HISTORY_STEPS - 2] = np.nan
         best = np.fmin.accumulate(usual, axis=0)
         ratio[HISTORY_STEPS - 1 :, first : first + _LANES_AT_ONCE] = (
             log_AL[HISTORY_STEPS - 1 :, first : first + _LANES_AT_ONCE] - best
