@@ -17,7 +17,13 @@ import numpy as np
 
 from argus_otel.detect.ideal import lane_types, pass_totals
 from argus_otel.detect.replay import build_graph, critical_time, periods, replay
-from argus_otel.detect.statistics import median_over
+from argus_otel.detect.shifts import level_shift
+from argus_otel.detect.statistics import (
+    MAD_TO_SIGMA,
+    MEDIAN_TO_MEAN_ERROR,
+    luck_of_slowest,
+    median_over,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +50,9 @@ _NUMBERS: Final = 8_000_000
 _FAITHFUL: Final = 0.05
 """How far the replay of what was measured may lie from the measured step; past that the graph has
 missed something, and says nothing."""
+
+_MISTAKEN: Final = 0.01
+"""Chance that the lengths of some rank pass for its slowness: what it costs is said too small then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +327,43 @@ def _heal_imbalance(case: _Case) -> Floats | None:
     return healed if any(labels.size for labels, _ in totals) else None
 
 
+def _heal_lengths(case: _Case) -> Floats | None:
+    """The same work for all ranks of a stage in each step, done at each rank's own speed."""
+    graph = case.graph
+    healed = graph.weight_NS.copy()
+    totals = pass_totals(graph, graph.weight_NS)
+    for kind, (labels, took) in zip(graph.kinds, totals, strict=True):
+        slow_GS = _lasting_slowness(took.sum(axis=1))
+        for at, label in enumerate(labels.tolist()):
+            nodes = kind.nodes_GJ[:, kind.label_J == label]
+            even_GS = (took[:, at] / slow_GS).mean(axis=0) * slow_GS
+            healed[nodes] *= (even_GS / np.maximum(took[:, at], 1e-9))[:, None]
+    return healed if any(labels.size for labels, _ in totals) else None
+
+
+def _lasting_slowness(took_GS: Floats) -> Floats:
+    """How many times as long as the middle rank each one takes [G, S], whatever its work of the step.
+
+    Lengths change from step to step, and a slow rank stays slow: its level beyond chance, or both of
+    its levels where it changed once, is no length.
+    """
+    log_SG = np.log(np.maximum(took_GS, 1e-9)).T
+    log_SG -= median_over(log_SG, axis=1)[:, None]
+    shift = level_shift(log_SG)
+    later_SG = np.arange(log_SG.shape[0])[:, None] >= shift.start_G
+    later_SG &= shift.z_G >= shift.beyond_chance()
+    before_G = median_over(np.where(later_SG, np.nan, log_SG), axis=0)
+    after_G = median_over(np.where(later_SG, log_SG, np.nan), axis=0)
+    level_SG = np.where(later_SG, after_G, before_G)
+    steps_SG = np.where(later_SG, later_SG.sum(axis=0), (~later_SG).sum(axis=0))
+    # Lengths are dealt out alike: ranks scatter alike, and few steps of one would say too little.
+    sigma = MAD_TO_SIGMA * float(median_over(np.abs(log_SG - level_SG).reshape(-1), axis=0))
+    luck = luck_of_slowest(max(log_SG.shape[1], 2), _MISTAKEN)
+    chance_SG = luck * MEDIAN_TO_MEAN_ERROR * sigma / np.sqrt(steps_SG)
+    slowness: Floats = np.exp(np.where(np.abs(level_SG) >= chance_SG, level_SG, 0.0)).T
+    return slowness
+
+
 _HEALERS: Final[dict[str, Callable[[_Case], Floats | None]]] = {
     "compute_straggler": _heal_compute,
     "gpu_throttled": _heal_compute,
@@ -330,6 +376,6 @@ _HEALERS: Final[dict[str, Callable[[_Case], Floats | None]]] = {
     "slow_link": _heal_links,
     "comm_regression": _heal_links,
     "pipeline_imbalance": _heal_passes,
-    "sequence_imbalance": _heal_imbalance,
+    "sequence_imbalance": _heal_lengths,
     "expert_imbalance": _heal_imbalance,
 }

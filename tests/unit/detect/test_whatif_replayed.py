@@ -49,6 +49,22 @@ def mean_step_s(run, first):
     return np.median(run.columns["step_s"] + run.columns["between_s"], axis=1)[at].mean()
 
 
+LENGTHS = "sequence:variation=0.15"
+
+
+@pytest.mark.parametrize("slow", ["compute:rank=9,factor=1.6", "compute:rank=9,factor=3,from=25"])
+def test_even_lengths_do_not_heal_a_slow_rank(slow):
+    """Beside it they gain what the job with the slow rank alone saves, and not its slowness too."""
+    both, alone = simulated("moe-64", LENGTHS, slow), simulated("moe-64", slow)
+    uneven = finding("sequence_imbalance", [], first=10, pattern="all ranks")
+
+    gain = replayed_gain(uneven, build_frame(both))
+
+    saved = 1 - mean_step_s(alone, 10) / mean_step_s(both, 10)
+    assert 0.05 < saved < 0.2
+    assert gain.share == pytest.approx(saved, abs=0.04)
+
+
 STAGE_1, STAGE_3, HOST_1 = range(8, 16), range(24, 32), range(8, 16)
 
 
