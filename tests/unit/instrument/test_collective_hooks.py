@@ -285,6 +285,20 @@ def test_a_wait_takes_its_time_out_as_before(alone):
     assert recorded(alone, events.WAIT) == 3
 
 
+def test_a_wait_of_another_thread_makes_nobody_wait(alone, model):
+    """A checkpointer's; its operation is one of the group all the same."""
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    alone.recorder.ring.drain()
+
+    in_another_thread(lambda: dist.all_reduce(BATCH.clone()))
+    there = alone.recorder.ring.drain()
+    dist.all_reduce(BATCH.clone())
+    here = alone.recorder.ring.drain()
+
+    assert [bytes([events.WAIT]) in drained.kinds for drained in (there, here)] == [False, True]
+    assert [len(drained.of_kind(events.COLLECTIVE)) for drained in (there, here)] == [1, 1]
+
+
 @pytest.fixture
 def of_two(traced, tmp_path):
     """Rank 0 of a world of two whose operations torch issues without a peer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -240,6 +242,38 @@ def test_the_half_step_that_an_overflow_leaves_behind_is_counted(worker):
 
     held = worker._condenser.held_events
     assert worker._drops()["ring_overflow"] == 3010 - held
+
+
+def test_the_thread_outlives_a_bug_in_a_round(receiver, monkeypatch):
+    """What comes after it is sent."""
+    worker = Worker(
+        Settings(ring_events=1024, interval_s=0.05),
+        FaultLog(),
+        Sender(targets_from_environment(receiver.environment), first_post_jitter_s=0),
+        resource=lambda: {"service.name": "test"},
+        metric_interval_s=None,
+    )
+    worker.recorder.set_identity(IDENTITY)
+    whole, failed = worker._cycle, threading.Event()
+
+    def fail_once():
+        monkeypatch.setattr(worker, "_cycle", whole)
+        failed.set()
+        raise ValueError
+
+    monkeypatch.setattr(worker, "_cycle", fail_once)
+    worker.recorder.start()
+    assert failed.wait(30)
+    step(worker, 0)
+    until_s = time.monotonic() + 30
+    while not attributes(receiver) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    worker.stop()
+    worker._thread.join(30)
+    worker._sender.close()
+
+    assert [got["argus.step.ordinal"] for got in attributes(receiver)] == [0]
+    assert worker._faults.counts["worker"] == 1
 
 
 def test_the_gil_is_given_away_while_events_are_taken_from_the_ring(worker, monkeypatch):
