@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -307,6 +309,20 @@ def test_waits_and_callbacks_of_a_group_on_a_device_end_nothing(make_job):
 
     assert durations_ms(digest) == [None, None]
     assert digest.busy_s is None
+
+
+def test_ends_of_a_group_on_the_host_stand_beside_those_of_one_on_a_device(make_job):
+    """A gloo group for checkpoints, next to NCCL."""
+    gloo = Group(key=1, description="default_pg", ranks=(0, 1), era=0, blocks_host=True)
+    job = make_job(groups=[gloo, replace(gloo, key=2, blocks_host=False)])
+    job.forward(1000, 1010)
+    for group in (0, 1):
+        at = 1002 + 4 * group
+        job.collective(at, group=group, op_id=1).wait(at, at + 3)
+        job.event(events.END, at + 2, 0, a=group, d=1)
+    job.backward(1010, 1020).optimizer(1022, 1023).end(1023, flags=events.ENDS_CAPTURED)
+
+    assert durations_ms(job.digests()[0]) == [2, None]
 
 
 def test_collections_between_steps_are_not_the_steps(job):

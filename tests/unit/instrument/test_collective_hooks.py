@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import threading
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -338,6 +339,16 @@ def no_collections():
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.mark.parametrize(("lengths", "told"), [([1, 2, 5], 32), ([3] * 64, 768), ([2] * 80, 640)])
+def test_the_payload_of_an_operation_on_several_tensors_is_theirs_together(alone, lengths, told):
+    """Beyond 64 of them, by the first."""
+    with warnings.catch_warnings(action="ignore"):  # torch means to drop this call
+        dist.all_reduce_coalesced([torch.zeros(length) for length in lengths])
+
+    (event,) = alone.recorder.ring.drain().of_kind(events.COLLECTIVE)
+    assert (event[5], OPS[events.unpack_collective(event[3])[1]]) == (told, "all_reduce")
 
 
 @pytest.mark.usefixtures("no_collections")
