@@ -13,6 +13,7 @@ from argus_otel._runtime.clock import monotonic_ns
 from argus_otel._runtime.faults import FaultLog
 from argus_otel.condense import Condensed, condenser
 from argus_otel.export import Sender, targets_from_environment
+from argus_otel.semconv import names
 from argus_otel.settings import Settings
 from argus_otel.testing import InMemoryReceiver
 from argus_otel.wire import events
@@ -242,6 +243,28 @@ def test_the_half_step_that_an_overflow_leaves_behind_is_counted(worker):
 
     held = worker._condenser.held_events
     assert worker._drops()["ring_overflow"] == 3010 - held
+
+
+def test_metrics_add_up_over_the_rounds(receiver):
+    """Waits, steps: what a dashboard takes the rate of."""
+    worker = Worker(
+        Settings(ring_events=1024),
+        FaultLog(),
+        Sender(targets_from_environment(receiver.environment), first_post_jitter_s=0),
+        resource=lambda: {"service.name": "test"},
+        metric_interval_s=3600,
+    )
+    worker.recorder.set_identity(IDENTITY)
+    for ordinal in range(3):
+        at = BEGAN_MS + 100 * ordinal
+        worker.recorder.append(events.WAIT, (at + 2) * MS, (at + 7) * MS, 0, 0, 0, 0)
+        step(worker, ordinal)
+        assert worker.flush(30)
+    worker._sender.close()
+
+    for name, each in ((names.METRIC_ARGUS_COLLECTIVE_WAIT, 0.005), (names.METRIC_ARGUS_STEPS, 1)):
+        values = [metric.points[0].value for metric in receiver.metrics(name=name)]
+        assert values == pytest.approx([each, 2 * each, 3 * each])
 
 
 def test_the_thread_outlives_a_bug_in_a_round(receiver, monkeypatch):
