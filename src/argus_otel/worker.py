@@ -21,6 +21,7 @@ from argus_otel.encode import (
     EncodedSpans,
     ShapedSpanEncoder,
     SpanTemplate,
+    StepRowsEncoder,
     encode_metrics_request,
     encode_resource,
     encode_span,
@@ -34,6 +35,7 @@ from argus_otel.record.recorder import Recorder
 from argus_otel.record.ring import EventRing
 from argus_otel.semconv import names
 from argus_otel.wire import events
+from argus_otel.wire import scopes as wire_scopes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -145,6 +147,7 @@ class Worker:
         )
         self._templates: OrderedDict[tuple[Any, ...], SpanTemplate] = OrderedDict()
         self._shaped = ShapedSpanEncoder()
+        self._step_rows = StepRowsEncoder()
         self._user_spans: deque[Any] = deque()
         self._base_resource: Mapping[str, Any] | None = None
         self._resources: dict[Identity, bytes] = {}
@@ -249,14 +252,14 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - these events are lost, not all later ones
             self._faults.report("condense", error, records=held + len(drained))
             return
-        if any(part.digests for part in condensed):  # they carry both
+        if any(part.digests or part.charted for part in condensed):  # they carry both
             self._spare_cpu_s = 0.0
             self._told_drops += new_drops
         else:
             self._spare_cpu_s = own_cpu_s
         for part in condensed:
             pause()
-            self._meters.add(part.digests, part.wait_s)
+            self._meters.add([*part.digests, *part.charted], part.wait_s)
             try:
                 self._submit(part, pause)
             except Exception as error:  # noqa: BLE001 - the parts after it are sent all the same
@@ -268,6 +271,15 @@ class Worker:
         scopes: dict[str, list[EncodedSpans]] = {}
         self._encode_spans(part.spans, scopes, pause)
         self._encode_shaped(part.shaped, scopes, pause)
+        for steps in part.steps:
+            pause()
+            try:
+                own, below = self._step_rows.encode(steps)
+            except Exception as error:  # noqa: BLE001
+                self._faults.report("encode", error, records=steps.spans)
+            else:
+                scopes.setdefault(wire_scopes.DIGEST, []).append(own)
+                scopes.setdefault(wire_scopes.TIMELINE, []).append(below)
         for row in part.rows:
             pause()
             try:

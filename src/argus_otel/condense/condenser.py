@@ -10,22 +10,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from argus_otel.condense.detail import Detail
-from argus_otel.condense.digests import digest_spans, make_digest
+from argus_otel.condense.digests import digest_spans, make_digest, root_shape
 from argus_otel.condense.keep import KeepRule
+from argus_otel.condense.regular import Models
 from argus_otel.condense.steps import CHUNK, Boundary, condense_step, no_pause
 from argus_otel.condense.timeline import MAX_EXCEPTION_SPANS, Timeline, exception_span
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
 from argus_otel.wire.digest import MAX_ATTRIBUTE_CHARACTERS
 from argus_otel.wire.events import Events
-from argus_otel.wire.spans import ShapedSpan, Span, SpanRows
+from argus_otel.wire.spans import ShapedSpan, Span, SpanRows, StepRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from argus_otel._runtime.faults import FaultLog
+    from argus_otel.condense.regular import Model, RegularSteps
     from argus_otel.condense.steps import StepRecord
-    from argus_otel.wire.digest import StepDigest
+    from argus_otel.wire.digest import ChartedNumbers, StepDigest
     from argus_otel.wire.events import Event
     from argus_otel.wire.identity import Compilation, Group, Identity, UncaughtException
 
@@ -62,6 +64,11 @@ class Condensed:
 
     identity: Identity
     digests: list[StepDigest]
+    """Of those steps that were condensed in the general way."""
+    steps: list[StepRows] = field(default_factory=list)
+    """The others."""
+    charted: list[ChartedNumbers] = field(default_factory=list)
+    """Of these."""
     spans: list[Span] = field(default_factory=list)
     """Digests, and uncaught exceptions."""
     rows: list[SpanRows] = field(default_factory=list)
@@ -75,7 +82,9 @@ class Condensed:
     def span_count(self) -> int:
         """Spans of whatever form."""
         shaped = sum(map(len, self.shaped.values()))
-        return len(self.spans) + shaped + sum([row.span_ids.size for row in self.rows])
+        regular = sum([some.spans for some in self.steps])
+        rows = sum([row.span_ids.size for row in self.rows])
+        return len(self.spans) + shaped + regular + rows
 
 
 class Condenser:
@@ -105,6 +114,7 @@ class Condenser:
         self._blocks_host: list[bool] = []
         self._infos: dict[int, str | None] = {}
         self._truncated = False
+        self._models = Models(rank=0, root=None)
         self._next_ordinal = 0
         self.steps_seen = 0
 
@@ -156,7 +166,7 @@ class Condenser:
                 part = _Part(self._identity, costs, len(ended), ends, wall_offset_ns, pause)
                 for some in _together(ended):
                     self._condense(part, some)
-                if part.condensed.digests:
+                if part.condensed.digests or part.condensed.charted:
                     condensed.append(part.condensed)
                     # Told once, however many parts there are.
                     costs = Costs(self_cpu_s=0.0, drops=0, memory_bytes=costs.memory_bytes)
@@ -213,6 +223,7 @@ class Condenser:
         identity = self._identity = self._tables.identities[index]
         self._told_groups.clear()
         self._keep = KeepRule(self._ratio)
+        self._models = Models(identity.rank, root_shape(identity))
         self._next_ordinal = 0
         return identity
 
@@ -238,13 +249,76 @@ class Condenser:
         # The last of those before these may have been given up.
         ended[0].truncated |= self._truncated
         self._truncated = False
-        for work in (self._measure, self._name, self._draw, self._digest, self._pack):
-            ended = self._each(part, ended, work)
-        for step in ended:
+        matched = self._match(part, ended)
+        if any(step.model is None for step in ended):
+            ended = self._each(part, ended, self._measure)
+        ended = self._each(part, ended, self._name)
+        if any(step.model is None for step in ended):
+            for work in (self._draw, self._digest, self._pack):
+                ended = self._each(part, ended, work)
+        general = [step for step in ended if step.model is None]
+        # Of those that follow a model, some have to say that the step before them was lost.
+        late = [step for step in ended if step.model is not None and step.truncated]
+        for regular, steps in matched:
+            late += self._add_regular(part, regular, steps)
+        for work in (self._work_out, self._draw, self._digest, self._pack):
+            late = self._each(part, late, work)
+        for step in (*general, *late):
             part.add(step)
         self.steps_seen += len(ended)
 
+    # -- steps that follow a model ------------------------------------------------------------
+
+    def _match(
+        self, part: _Part, ended: Sequence[_Ended]
+    ) -> list[tuple[RegularSteps, list[_Ended]]]:
+        """Find the steps that follow a model; what has more to tell than those do not."""
+        try:
+            found = self._models.match(
+                [(step.batch, step.before.end_ns) for step in ended], part.ends
+            )
+        except Exception as error:  # noqa: BLE001 - the general way is there for all of them
+            self._faults.report("regular_steps", error, records=0)
+            return []
+        regular = []
+        for steps, places in found:
+            mine = [ended[place] for place in places]
+            for step, times_ns in zip(mine, steps.begins_and_ends(), strict=True):
+                step.start_ns, step.end_ns = times_ns
+                step.model, step.is_known = steps.model, True
+            regular.append((steps, mine))
+        if part.drops:
+            ended[0].model = None
+        part.pause()
+        return regular
+
+    def _add_regular(
+        self, part: _Part, regular: RegularSteps, matched: Sequence[_Ended]
+    ) -> list[_Ended]:
+        """Add those steps that still follow their model; all of them are left if that fails."""
+        rows = [
+            row for row, step in enumerate(matched) if step.model is not None and not step.truncated
+        ]
+        if not rows:
+            return []
+        steps = [matched[row] for row in rows]
+        try:
+            part.add_regular(regular.only(rows), steps)
+        except Exception as error:  # noqa: BLE001 - the general way is there for all of them
+            self._faults.report("regular_steps", error, records=0)
+            return steps
+        part.pause()
+        return []
+
+    # -- one step, in the general way ---------------------------------------------------------
+
     def _measure(self, part: _Part, step: _Ended) -> None:
+        if step.model is None:
+            self._work_out(part, step)
+
+    def _work_out(self, part: _Part, step: _Ended) -> None:
+        """The step's numbers."""
+        step.model = None
         step.pause = part.pause if len(step.batch) > CHUNK else no_pause
         step.record = condense_step(
             step.batch,
@@ -254,24 +328,35 @@ class Condenser:
             rank=part.identity.rank,
             pause=step.pause,
         )
+        step.start_ns, step.end_ns = step.record.start_ns, step.record.end_ns
 
     def _name(self, part: _Part, step: _Ended) -> None:
         """Which step of the run it is, and whether it is to be kept."""
-        record, identity = step.record, part.identity
+        identity, model = part.identity, step.model
         step.trace_id = ids.step_trace_id(
-            identity.nonce, identity.attempt, record.ordinal, part.shard
+            identity.nonce, identity.attempt, step.ordinal, part.shard
         )
         step.step_id = ids.span_id(step.trace_id, ids.RANK_STEP, identity.rank)
+        longest_gc_ns, odd = 0, False
+        if model is None:
+            record = step.record
+            longest_gc_ns, odd = record.longest_gc_ns, bool(record.raised or record.compilations)
         step.keep = self._keep.decide(
             identity,
-            record.ordinal,
-            (record.end_ns - record.start_ns) * 1e-9,
-            record.longest_gc_ns * 1e-9,
-            odd=bool(record.raised or record.compilations),
+            step.ordinal,
+            (step.end_ns - step.start_ns) * 1e-9,
+            longest_gc_ns * 1e-9,
+            odd=odd,
         )
+        if model is not None and (
+            step.keep is not None or self._groups_to_tell(model.groups, step.ordinal)
+        ):
+            self._work_out(part, step)  # it has more to tell than its model
 
     def _draw(self, part: _Part, step: _Ended) -> None:
         """What shows the step, where it is kept."""
+        if step.model is not None:
+            return
         record, identity, keep = step.record, part.identity, step.keep
         trace_id = step.trace_id
         step.timeline = self._timeline.spans(
@@ -295,6 +380,8 @@ class Condenser:
             )
 
     def _digest(self, part: _Part, step: _Ended) -> None:
+        if step.model is not None:
+            return
         record = step.record
         step.digest = make_digest(
             record,
@@ -310,10 +397,17 @@ class Condenser:
         )
 
     def _pack(self, part: _Part, step: _Ended) -> None:
+        if step.model is not None:
+            return
         digest = step.digest
         digest.drops, digest.truncated = part.drops, step.truncated
         step.span, step.roots = digest_spans(digest, step.trace_id, step.step_id, part.identity)
         part.drops = 0  # told
+        if step.keep is None and not step.is_known:
+            self._models.learn(
+                step.batch, step.before.end_ns, step.record, digest, step.timeline, step.step_id,
+                part.wall_offset_ns,
+            )  # fmt: skip
 
     def _each(
         self, part: _Part, ended: Sequence[_Ended], work: Callable[[_Part, _Ended], None]
@@ -330,6 +424,7 @@ class Condenser:
                 work(part, step)
             except Exception as error:  # noqa: BLE001 - this step is lost, not all later ones
                 truncated = True
+                step.model = None
                 self._told_groups.clear()
                 self._faults.report("condense", error, records=len(step.batch))
             else:
@@ -366,14 +461,17 @@ class Condenser:
         """What to tell of the groups that a step uses."""
         if step.collectives is None:
             return ()
-        used = set(step.collectives.operations.groups)
-        if step.ordinal % _GROUP_INFO_EVERY:
-            used -= self._told_groups
-        if not used:
+        to_tell = self._groups_to_tell(step.collectives.operations.groups, step.ordinal)
+        if not to_tell:
             return ()
-        self._told_groups |= used
-        infos = [self._info(index, groups) for index in sorted(used)]
+        self._told_groups |= to_tell
+        infos = [self._info(index, groups) for index in sorted(to_tell)]
         return tuple([info for info in infos if info is not None])
+
+    def _groups_to_tell(self, used: Iterable[int], ordinal: int) -> set[int]:
+        if ordinal % _GROUP_INFO_EVERY:
+            return set(used) - self._told_groups
+        return set(used)
 
     def _info(self, index: int, groups: Sequence[Group]) -> str | None:
         """What is told of a group; None where a store would cut it, and half would mislead."""
@@ -390,10 +488,17 @@ class _Ended:
     """A step that has ended, and what has been made of it so far."""
 
     __slots__ = (
-        "batch", "before", "detail", "digest", "keep", "ordinal", "pause", "raised", "record",
-        "roots", "rows", "span", "step_id", "timeline", "trace_id", "truncated",
+        "batch", "before", "detail", "digest", "end_ns", "is_known", "keep", "model", "ordinal", "pause",
+        "raised", "record", "roots", "rows", "span", "start_ns", "step_id", "timeline", "trace_id",
+        "truncated",
     )  # fmt: skip
 
+    model: Model | None
+    """What it follows, as long as it has no more to tell than that."""
+    is_known: bool
+    """Whether there is a model for it."""
+    start_ns: int
+    end_ns: int
     pause: Callable[[], None]
     """Gives the GIL away; called within a step where there is much of it."""
     record: StepRecord
@@ -414,6 +519,8 @@ class _Ended:
         self.ordinal = ordinal
         self.truncated = truncated
         self.detail = self.rows = self.raised = ()
+        self.model = None
+        self.is_known = False
 
 
 class _Part:
@@ -451,6 +558,21 @@ class _Part:
         condensed.shaped[scopes.DETAIL] += step.detail
         condensed.rows += step.rows
         condensed.wait_s += step.record.wait_ns * 1e-9
+
+    def add_regular(self, regular: RegularSteps, steps: Sequence[_Ended]) -> None:
+        """Steps that follow a model."""
+        rows, charted, wait_s = regular.spans(
+            [step.trace_id for step in steps],
+            [step.step_id for step in steps],
+            rank=self.identity.rank,
+            self_cpu_s=self.self_cpu_s,
+            memory_bytes=self.memory_bytes,
+            wall_offset_ns=self.wall_offset_ns,
+        )
+        condensed = self.condensed
+        condensed.steps.append(rows)
+        condensed.charted += charted
+        condensed.wait_s += wait_s
 
 
 def _together(ended: Sequence[_Ended]) -> Iterator[list[_Ended]]:

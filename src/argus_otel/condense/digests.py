@@ -26,6 +26,13 @@ _ROOT: Final = SpanShape(scopes.DIGEST, names.SPAN_TRAIN_STEP, {}, ints=(names.A
 _NO_PARENT: Final = bytes(8)
 
 
+def root_shape(identity: Identity) -> SpanShape | None:
+    """Of the step's own span, the root, where it is this rank that writes it."""
+    # Ranks that share no traces have roots of their own.
+    alone = identity.nonce_local or identity.world_size == 1
+    return _ROOT if alone or identity.rank % ids.RANKS_PER_SHARD == 0 else None
+
+
 def digest_spans(
     digest: StepDigest, trace_id: bytes, step_id: bytes, identity: Identity
 ) -> tuple[Span, list[ShapedSpan]]:
@@ -33,11 +40,9 @@ def digest_spans(
     root_id = ids.span_id(trace_id, ids.ROOT, 0)
     start_ns, end_ns = digest.start_ns, digest.end_ns
     roots = []
-    # Ranks that share no traces have roots of their own.
-    alone = identity.nonce_local or identity.world_size == 1
-    if alone or identity.rank % ids.RANKS_PER_SHARD == 0:
+    if (shape := root_shape(identity)) is not None:
         values = (digest.ordinal,)
-        roots = [ShapedSpan(_ROOT, trace_id, root_id, _NO_PARENT, start_ns, end_ns, values)]
+        roots = [ShapedSpan(shape, trace_id, root_id, _NO_PARENT, start_ns, end_ns, values)]
     span = Span(
         scope=scopes.DIGEST,
         name=names.SPAN_RANK_STEP,

@@ -50,7 +50,7 @@ _PHASE_OF = {
     events.OPTIMIZER: _OPTIMIZER,
 }
 
-_LEAST_GAP_NS: Final = 100_000
+LEAST_GAP_NS: Final = 100_000
 """Shorter gaps between hooked phases are Python between two lines, and not a phase."""
 
 CHUNK: Final = 256
@@ -104,6 +104,8 @@ class StepRecord:
     longest_gc_ns: int
     wait_ns: int
     """Blocked by others, where it can be seen."""
+    ddp_tails: list[tuple[int, int]]
+    """Of that, where DDP's reducer waits in C++: from the last bucket to the backward's end."""
     busy_ns: int
     phases: list[Phase]
     """In order of their start."""
@@ -203,12 +205,13 @@ def condense_step(
         elif kind == events.DATA and t0 >= start_ns:
             data_wait_ns += max(t1 - t0, 0)
             # What input costs in CPU and run delay is input's, and not this rank's own work.
-            data_cpu_ns += max(_spent(c, a), 0)
-            data_delay_ns += max(_spent(d, b), 0)
+            data_cpu_ns += max(spent(c, a), 0)
+            data_delay_ns += max(spent(d, b), 0)
     ddp_backwards.sort(key=_begin_of)
 
     phases = _phases(passes, user_phases, start_ns, previous_end_ns)
     wait_ns = 0
+    ddp_tails: list[tuple[int, int]] = []
     if waits:
         wait_ns = sum([max(row[2] - row[1], 0) for row in waits if row[1] >= start_ns])
     columns: Collectives | None = None
@@ -222,7 +225,8 @@ def condense_step(
             pause,
         )  # fmt: skip
         if ddp_backwards:
-            wait_ns += _ddp_wait_ns(ddp_backwards, columns.arrival_ns)
+            ddp_tails = _ddp_tails(ddp_backwards, columns.arrival_ns)
+            wait_ns += sum([tail_end_ns - last_ns for last_ns, tail_end_ns in ddp_tails])
         known = known and _waits_are_known(columns, waits, ddp_backwards, group_blocks_host)
 
     gc_ns = longest_gc_ns = 0
@@ -238,12 +242,13 @@ def condense_step(
         previous_end_ns=previous_end_ns,
         start_ns=start_ns,
         end_ns=end_ns,
-        cpu_ns=_less(_spent(cpu_ns, cpu0), data_cpu_ns),
-        run_delay_ns=_less(_spent(run_delay_ns, delay0), data_delay_ns),
+        cpu_ns=less(spent(cpu_ns, cpu0), data_cpu_ns),
+        run_delay_ns=less(spent(run_delay_ns, delay0), data_delay_ns),
         data_wait_ns=data_wait_ns,
         gc_ns=gc_ns,
         longest_gc_ns=longest_gc_ns,
         wait_ns=wait_ns,
+        ddp_tails=ddp_tails,
         busy_ns=max(end_ns - start_ns - wait_ns, 0) if known else events.NONE,
         phases=phases,
         collectives=columns,
@@ -258,16 +263,16 @@ def no_pause() -> None:
     """For steps that are done before anybody waits."""
 
 
-def _spent(at_end: int, at_start: int) -> int:
+def spent(at_end: int, at_start: int) -> int:
     """A counter's growth; unknown where either reading is, or where the thread changed."""
     if at_end == events.NONE or at_start == events.NONE or at_end < at_start:
         return events.NONE
     return at_end - at_start
 
 
-def _less(spent: int, part: int) -> int:
+def less(amount: int, part: int) -> int:
     """A known amount without a part of it; unknown stays unknown."""
-    return spent if spent == events.NONE else max(spent - part, 0)
+    return amount if amount == events.NONE else max(amount - part, 0)
 
 
 def _first(passes: Sequence[Event], previous_end_ns: int, end_ns: int) -> Event | None:
@@ -338,9 +343,9 @@ def _phases(
             if not has_forward:
                 if gap_ns > 0:
                     phases.append((came_before_ns, t0, _FORWARD))
-            elif before_kind == events.FORWARD and gap_ns > _LEAST_GAP_NS:
+            elif before_kind == events.FORWARD and gap_ns > LEAST_GAP_NS:
                 phases.append((came_before_ns, t0, _LOSS))
-        elif kind == events.FORWARD and gap_ns > _LEAST_GAP_NS:
+        elif kind == events.FORWARD and gap_ns > LEAST_GAP_NS:
             phases.append((came_before_ns, t0, _PREPARE))
         came_before_ns, before_kind = t1, kind
     phases += user_phases
@@ -454,15 +459,17 @@ def _phase_of_each(times_ns: Sequence[int], phases: Sequence[Phase]) -> tuple[in
     return tuple(found)
 
 
-def _ddp_wait_ns(ddp_backwards: Sequence[tuple[int, int]], arrival_ns: Sequence[int]) -> int:
+def _ddp_tails(
+    ddp_backwards: Sequence[tuple[int, int]], arrival_ns: Sequence[int]
+) -> list[tuple[int, int]]:
     """DDP's reducer waits in C++ at the end of the backward, from the last bucket on."""
-    total_ns = 0
+    tails = []
     arrivals = sorted(arrival_ns)
     for begin_ns, end_ns in ddp_backwards:
         last = bisect_right(arrivals, end_ns) - 1
         if last >= 0 and arrivals[last] >= begin_ns:
-            total_ns += end_ns - arrivals[last]
-    return total_ns
+            tails.append((arrivals[last], end_ns))
+    return tails
 
 
 def _waits_are_known(

@@ -13,7 +13,7 @@ from argus_otel.semconv import names
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from argus_otel.wire.digest import StepDigest
+    from argus_otel.wire.digest import ChartedNumbers, StepDigest
 
 STEP_BOUNDS_S: Final = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0,
@@ -47,7 +47,7 @@ class Meters:
         self.spans = 0
         """Spans handed to the sender."""
 
-    def add(self, digests: Sequence[StepDigest], wait_s: float) -> None:
+    def add(self, digests: Sequence[StepDigest | ChartedNumbers], wait_s: float) -> None:
         """Count some steps in.
 
         Cost:

@@ -98,6 +98,12 @@ def integer_heads(number: int, key: str) -> Sequence[bytes]:
     return _heads(number)[key].integer
 
 
+def text_head(number: int, key: str, size: int) -> bytes:
+    """A KeyValue field up to the bytes of its text, by the number of these bytes."""
+    head = _heads(number)[key]
+    return head.texts.get(size) or head.text(size)
+
+
 class _Head:
     """What is the same in all KeyValue fields of one key."""
 

@@ -31,12 +31,19 @@ import binascii
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter, sub
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from argus_otel.semconv import names
-from argus_otel.wire.varints import any_varint, decode_uvarints, pack, pack_differences, unzigzag
+from argus_otel.wire.varints import (
+    any_varint,
+    decode_uvarints,
+    encode_uvarints,
+    pack,
+    pack_differences,
+    unzigzag,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -193,6 +200,17 @@ class StepDigest:
     def step_s(self) -> float:
         """The step's duration."""
         return (self.end_ns - self.start_ns) * 1e-9
+
+
+class ChartedNumbers(NamedTuple):
+    """Of a digest, what metrics sum up; see there."""
+
+    step_s: float
+    busy_s: float | None
+    data_wait_s: float | None
+    gc_s: float | None
+    tokens: float | None
+    self_cpu_s: float | None
 
 
 def encode_digests(digests: Iterable[StepDigest]) -> list[dict[str, AttributeValue]]:
@@ -520,6 +538,75 @@ def _plain_attributes(digest: StepDigest) -> dict[str, AttributeValue]:
     if len(digest.phases.names) > len(PHASES):
         attributes[names.ARGUS_PHASE_NAMES] = digest.phases.names[len(PHASES) :]
     return attributes
+
+
+class RepeatedColumns:
+    """Packs the columns of steps that differ from one another in times and counts alone.
+
+    What does not depend on these is packed once, and no end of a collective is known. Shape legend:
+    N steps with P phases, C collectives, and K groups and channels.
+
+    Args:
+        phases: Of one of these steps, in lists.
+        sync: Likewise.
+    """
+
+    def __init__(self, phases: PhaseColumns, sync: SyncColumns) -> None:
+        self._phases = len(phases.name)
+        self._phase_head = _phase_head(_VECTOR, *phases.name)
+        # What lies before each of the counts, and after the last.
+        constant = [_sync_head(_VECTOR, len(sync.group_keys))]
+        for key in sync.group_keys:
+            constant[-1] += any_varint(key)
+            constant.append(b"")
+        constant[-1] += any_varint(len(sync.channels))
+        for channel in sync.channels:
+            constant[-1] += pack(channel[:3])
+            constant.append(b"")
+        constant[-1] += _signatures(
+            *map(tuple, (sync.group, sync.op, sync.payload_bytes, sync.peer, sync.phase))
+        )
+        self._constant = constant
+        self._unknown = bytes(len(sync.group))
+
+    def pack(
+        self, differences_us: NDArray[np.int64], others: NDArray[np.int64]
+    ) -> list[tuple[bytes, bytes]]:
+        """The attributes of the phases and of the vector of each step, as ASCII.
+
+        Args:
+            differences_us: Each start of a phase less the one before, the first less the step's,
+                then each arrival likewise; shape [N, P + C].
+            others: Duration of each phase, then the count at the step's boundary of each group and
+                of each channel, 0 and more; shape [N, P + K].
+
+        Cost:
+            Background thread. 60 µs, and 3 µs a step.
+        """
+        phases, counts = self._phases, len(self._constant) - 1
+        zigzag = (differences_us << 1) ^ (differences_us >> 63)
+        numbers = np.concatenate((zigzag[:, :phases], others, zigzag[:, phases:]), axis=1)
+        packed, ends = encode_uvarints(numbers.ravel())
+        data = packed.tobytes()
+        cuts = [*range(2 * phases - 1, 2 * phases + counts), numbers.shape[1] - 1]
+        first, *constant = self._constant
+        begin = 0
+        texts = []
+        for end, *ends_of_counts, whole in ends.reshape(numbers.shape)[:, cuts].tolist():
+            parts = [first]
+            at = end
+            for after, between in zip(ends_of_counts, constant, strict=True):
+                parts += (data[at:after], between)
+                at = after
+            parts += (data[at:whole], self._unknown)
+            texts.append(
+                (
+                    binascii.b2a_base64(self._phase_head + data[begin:end], newline=False),
+                    binascii.b2a_base64(b"".join(parts), newline=False),
+                )
+            )
+            begin = whole
+        return texts
 
 
 def _put_packed(attributes: dict[str, AttributeValue], name: str, data: bytes) -> None:

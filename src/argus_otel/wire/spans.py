@@ -1,4 +1,4 @@
-"""Spans as condense hands them to encode: one by one, or as columns where there are thousands."""
+"""Spans as condense hands them to encode: one by one, or as columns where there are many alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -75,3 +75,53 @@ class ShapedSpan(NamedTuple):
     end_ns: int
     values: tuple[int | float, ...]
     """The varying attributes: ``shape.ints`` first, then ``shape.doubles``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepShape:
+    """What many steps of a rank share: the rank's own span, and K spans below it.
+
+    Compared by identity: makers keep one object for each shape.
+    """
+
+    own: SpanShape
+    texts: tuple[str, ...]
+    """Names of the text attributes of the rank's own span, all of which vary."""
+    root: SpanShape | None
+    """The span above it, where it is this rank that writes it. Its integers are the rank's own
+    span's first ones; no doubles."""
+    below: tuple[SpanShape, ...]
+    """Shape [K]; no doubles."""
+    parents: tuple[int, ...]
+    """Which of those below each hangs below; -1 is the rank's own. Shape [K]."""
+
+    @property
+    def spans(self) -> int:
+        """Of one step."""
+        return 1 + (self.root is not None) + len(self.below)
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRows:
+    """N steps of one shape, each with a trace of its own."""
+
+    shape: StepShape
+    trace_ids: Sequence[bytes]
+    own_ids: Sequence[bytes]
+    root_ids: Sequence[bytes]
+    """Of the spans above the rank's own, whoever writes them."""
+    ids_below: Sequence[bytes]
+    """K times 8 bytes for each step."""
+    times_ns: NDArray[np.int64]
+    """Start and end of the rank's own span, then of each below it; shape [N, 2 + 2K]."""
+    ints: NDArray[np.int64]
+    """Of the rank's own span, then of those below; shape [N, I]."""
+    doubles: NDArray[np.float64]
+    """Of the rank's own span; shape [N, D]."""
+    texts: Sequence[Sequence[bytes]]
+    """Of the rank's own span, in UTF-8, for each step."""
+
+    @property
+    def spans(self) -> int:
+        """Of all steps together."""
+        return len(self.trace_ids) * self.shape.spans

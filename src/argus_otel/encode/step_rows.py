@@ -1,0 +1,199 @@
+"""The spans of many steps that have the same ones: a loop's, after every wake-up.
+
+For each shape the bytes of a whole step are made once. Those of N steps are N copies, into which
+one call of numpy puts all ids, times and numbers. Only the rank's own span, whose texts have any
+length, is put together for each step.
+
+Shape legend: N = steps; K = spans below the rank's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from argus_otel.encode.protobuf import attributes as encode_attributes
+from argus_otel.encode.protobuf import double_head, integer_heads, name_and_kind, text_head
+from argus_otel.encode.requests import EncodedSpans
+from argus_otel.encode.spans import ATTRIBUTES_FIELD, FLAGS_FIELD, PARENT_HEAD
+from argus_otel.wire.varints import varint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from argus_otel.wire.spans import SpanShape, StepRows, StepShape
+
+_MAX_SHAPES: Final = 64
+
+# Where the ids of a step lie, side by side: the trace's, the root's, the rank's own span's, and
+# those below.
+_TRACE, _ROOT, _OWN, _BELOW = 0, 16, 24, 32
+_NOTHING: Final = -1
+
+
+class StepRowsEncoder:
+    """Encodes steps of shapes that recur, and keeps what it has found out about each shape."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[tuple[StepShape, tuple[int, ...]], _Layout] = {}
+
+    def encode(self, rows: StepRows) -> tuple[EncodedSpans, EncodedSpans]:
+        """Entries of ScopeSpans: the ranks' own spans and the roots, and those below.
+
+        Cost:
+            Background thread. 60 µs, and 3 µs a step with seven spans; 200 µs more the first time
+            that a shape is seen.
+        """
+        ints = rows.ints.astype(np.uint64)
+        widths = tuple([len(varint(most)) for most in ints.max(axis=0, initial=0).tolist()])
+        layout = self._layouts.get((rows.shape, widths))
+        if layout is None:
+            if len(self._layouts) >= _MAX_SHAPES:
+                del self._layouts[next(iter(self._layouts))]
+            layout = self._layouts[rows.shape, widths] = _Layout(rows.shape, widths)
+        filled = layout.fill(rows, ints)
+        n, own_size, below_from = len(filled), layout.own_size, layout.below_from
+        own = filled[:, :own_size].tobytes()
+        roots = filled[:, own_size:below_from].tobytes()
+        root_size = below_from - own_size
+        pieces: list[bytes] = []
+        for row, texts in enumerate(rows.texts):
+            whole = own_size
+            fields: list[bytes] = []
+            for key, text in zip(rows.shape.texts, texts, strict=True):
+                head = text_head(ATTRIBUTES_FIELD, key, len(text))
+                whole += len(head) + len(text)
+                fields += (head, text)
+            pieces += (
+                b"\x12" + varint(whole),
+                own[row * own_size : (row + 1) * own_size],
+                *fields,
+                roots[row * root_size : (row + 1) * root_size],
+            )
+        below = filled[:, below_from:].tobytes()
+        count = n * len(rows.shape.below)
+        return EncodedSpans(b"".join(pieces), rows.spans - count), EncodedSpans(below, count)
+
+
+class _Bytes:
+    """Some bytes of a step, and what comes where in them."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.places: list[int] = []
+        """Of each byte that varies."""
+        self.sources: list[int] = []
+        """Its place among the bytes of the step's values."""
+
+    def put(self, head: bytes, source: int, size: int) -> None:
+        """Constant bytes, then some of the values."""
+        self.data += head
+        self.places += range(len(self.data), len(self.data) + size)
+        self.sources += range(source, source + size)
+        self.data += bytes(size)
+
+    def put_entry(self, span: _Bytes) -> None:
+        """A span, with its length before it."""
+        self.data += b"\x12" + varint(len(span.data))
+        self.places += [len(self.data) + place for place in span.places]
+        self.sources += span.sources
+        self.data += span.data
+
+
+class _Layout:
+    """What steps of one shape share, with certain widths of their integers."""
+
+    def __init__(self, shape: StepShape, widths: Sequence[int]) -> None:
+        count = len(shape.below)
+        times = _BELOW + 8 * count
+        doubles = times + 16 * (1 + count)
+        at = doubles + 8 * len(shape.own.doubles)
+        ints = []
+        """Place and width of each."""
+        for width in widths:
+            ints.append((at, width))
+            at += width
+        self._widths = widths
+        row = _Bytes()
+        _put_span(row, shape.own, (_OWN, _ROOT, times), ints)
+        for n, key in enumerate(shape.own.doubles):
+            row.put(double_head(ATTRIBUTES_FIELD, key), doubles + 8 * n, 8)
+        self.own_size = len(row.data)
+        if shape.root is not None:
+            root = _Bytes()
+            _put_span(root, shape.root, (_ROOT, _NOTHING, times), ints)
+            row.put_entry(root)
+        self.below_from = len(row.data)
+        left = ints[len(shape.own.ints) :]
+        for n, (span, parent) in enumerate(zip(shape.below, shape.parents, strict=True)):
+            below = _Bytes()
+            parent_id = _OWN if parent < 0 else _BELOW + 8 * parent
+            _put_span(below, span, (_BELOW + 8 * n, parent_id, times + 16 * (n + 1)), left)
+            row.put_entry(below)
+            left = left[len(span.ints) :]
+        self._row = np.frombuffer(bytes(row.data), dtype=np.uint8)
+        self._places = np.array(row.places)
+        self._sources = np.array(row.sources)
+
+    def fill(self, rows: StepRows, ints: NDArray[np.uint64]) -> NDArray[np.uint8]:
+        """Each step's bytes, but for the texts of the rank's own span."""
+        n = len(rows.trace_ids)
+        ids = zip(rows.trace_ids, rows.root_ids, rows.own_ids, rows.ids_below, strict=True)
+        values = (
+            np.frombuffer(b"".join([part for step in ids for part in step]), np.uint8),
+            rows.times_ns.astype("<i8", order="C").view(np.uint8),
+            rows.doubles.astype("<f8", order="C").view(np.uint8),
+        )
+        source = np.concatenate(
+            [*[column.reshape(n, -1) for column in values], *_varints(ints, self._widths)], axis=1
+        )
+        filled = np.empty((n, self._row.size), dtype=np.uint8)
+        filled[:] = self._row
+        filled[:, self._places] = source.take(self._sources, axis=1)
+        return filled
+
+
+def _put_span(
+    row: _Bytes,
+    shape: SpanShape,
+    places: tuple[int, int, int],
+    ints: Sequence[tuple[int, int]],
+) -> None:
+    """A span up to its doubles.
+
+    Args:
+        row: What to add it to.
+        shape: Of the span.
+        places: Of its id, its parent's, and its times.
+        ints: Place and width of its integers, and perhaps of more.
+    """
+    own_id, parent_id, times = places
+    row.put(b"\x0a\x10", _TRACE, 16)
+    row.put(b"\x12\x08", own_id, 8)
+    if parent_id != _NOTHING:
+        row.put(PARENT_HEAD, parent_id, 8)
+    row.put(name_and_kind(shape.name) + b"\x39", times, 8)
+    row.put(b"\x41", times + 8, 8)
+    row.data += FLAGS_FIELD + encode_attributes(ATTRIBUTES_FIELD, shape.constants)
+    for key, (place, width) in zip(shape.ints, ints):
+        row.put(integer_heads(ATTRIBUTES_FIELD, key)[width], place, width)
+
+
+def _varints(numbers: NDArray[np.uint64], widths: Sequence[int]) -> list[NDArray[np.uint8]]:
+    """Each column in as many bytes as its largest number takes.
+
+    A smaller one among them is padded, which protobuf allows: two lengths meet in one batch where
+    a count has just grown by a byte.
+    """
+    packed = []
+    for n, width in enumerate(widths):
+        digits = (numbers[:, n : n + 1] >> _SHIFTS[:width]).astype(np.uint8)
+        digits[:, :-1] |= 0x80
+        packed.append(digits)
+    return packed
+
+
+_SHIFTS: Final = np.arange(0, 70, 7, dtype=np.uint64)

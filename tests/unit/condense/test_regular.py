@@ -1,0 +1,295 @@
+"""Steps that follow a model are told as the general way tells them, to the last attribute."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
+
+from argus_otel._runtime.faults import FaultLog
+from argus_otel.condense import condenser, regular
+from argus_otel.condense.condenser import Costs
+from argus_otel.encode import ShapedSpanEncoder, StepRowsEncoder, encode_span
+from argus_otel.wire import events
+from argus_otel.wire.digest import OPS
+from argus_otel.wire.identity import Compilation, Group
+
+COMPILED = [Compilation(function="f", reason="")]
+GROUPS = [
+    Group(key=0xC0FFEE, description="default_pg", ranks=(0, 1), era=0, blocks_host=True),
+    Group(key=0xBEEF, description="pp", ranks=(0, 1), era=0, blocks_host=False),
+]
+
+
+def spans_of(parts):
+    """Every span as protobuf reads it, by (trace, id); attributes as a dict."""
+    shaped, step_rows = ShapedSpanEncoder(), StepRowsEncoder()
+    data = []
+    for part in parts:
+        for span in part.spans:
+            data.append(
+                encode_span(
+                    name=span.name, trace_id=span.trace_id, span_id=span.span_id,
+                    parent_span_id=span.parent_id, start_ns=span.start_ns, end_ns=span.end_ns,
+                    attributes=span.attributes, error=span.error,
+                )
+            )  # fmt: skip
+        data += [shaped.encode(spans).data for spans in part.shaped.values()]
+        for rows in part.steps:
+            own, below = step_rows.encode(rows)
+            assert own.count + below.count == rows.spans
+            data += [own.data, below.data]
+    read = ScopeSpans.FromString(b"".join(data)).spans
+    found = {}
+    for span in read:
+        attributes = {
+            one.key: (one.value.WhichOneof("value"), one.value.SerializeToString())
+            for one in span.attributes
+        }
+        assert len(attributes) == len(span.attributes)
+        span.ClearField("attributes")
+        found[span.trace_id, span.span_id] = (span.SerializeToString(), attributes)
+    assert len(found) == len(read)
+    assert len(found) == sum(part.span_count for part in parts)
+    return found
+
+
+def regular_steps(parts):
+    return sum(len(rows.trace_ids) for part in parts for rows in part.steps)
+
+
+# Of one micro-batch: whether it waits for its batch, gap before its backward in tenths of a
+# millisecond, whether DDP waits in it, and its collectives: where, in tenths of the backward
+# (below 0: in the forward), and what.
+collectives = st.lists(
+    st.tuples(st.integers(-9, 9), st.sampled_from(["all_reduce", "send", "recv", "all_gather"])),
+    max_size=5,
+)
+micro_batches = st.tuples(st.booleans(), st.sampled_from([0, 5]), st.booleans(), collectives)
+loops = st.tuples(
+    st.lists(micro_batches, min_size=1, max_size=3),
+    st.booleans(),  # an iteration is known
+    st.booleans(),  # CPU time is known
+    st.integers(0, 1),  # the group of collectives
+)
+# What a step has beyond the loop: jitter of its times, and something odd.
+oddities = st.sampled_from(
+    [None] * 12
+    + ["gc", "end", "late end", "bytes", "gap", "same time", "swapped", "no cpu", "rule", "nested"]
+    + ["slow", "compiled", "wait", "device", "no grad", "moved", "moved"]
+)
+jitters = st.lists(st.tuples(st.integers(0, 400), oddities), min_size=4, max_size=24)
+
+
+def write_step(job, loop, at_us, jitter, odd):
+    """One step of a loop, in microseconds that the jitter moves; returns its end."""
+    micro, has_iteration, has_cpu, group = loop
+    rows = []
+    cpu = 1000 * at_us if has_cpu and odd != "no cpu" else events.NONE
+
+    def moment(us):
+        return round(us * 1000)
+
+    def event(kind, t0, t1=0.0, a=0, b=0, c=0, d=0):
+        rows.append([kind, moment(t0), moment(t1), a, b, c, d])
+
+    at = at_us + 50 + jitter
+    for waits, gap, ddp, issued in micro:
+        if waits:
+            event(events.DATA, at, at + 300 + jitter, cpu, cpu, cpu + 500, cpu + 7)
+            at += 320 + jitter
+        forward = at
+        at += 2000 + jitter
+        flags = events.NO_GRAD if odd == "no grad" else 0
+        event(events.FORWARD, forward, at, cpu, cpu, flags)
+        gap_us = 100 * gap if odd != "gap" else 100 * (5 - gap)
+        backward = at if odd == "same time" else at + gap_us + 20
+        at = backward + 10_000 + 3 * jitter
+        for n, (place, op) in enumerate(issued):
+            begin, length = (forward, 2000) if place < 0 else (backward, 10_000)
+            arrival = begin + length * (abs(place) + 0.05 * n) / 10 + jitter / 20 + 1
+            peer = 1 if op in {"send", "recv"} else -1
+            packed = events.pack_collective(
+                group, OPS.index(op), is_async=place % 2 == 0, peer=peer
+            )
+            size = 1024 if odd != "bytes" else 1000 + jitter
+            event(events.COLLECTIVE, arrival, 0, packed, job.counts, size, job.counts)
+            job.counts += 1
+            if odd in {"end", "late end"}:
+                row = [events.END, moment(arrival + 200), 0, group, 0, 0, job.counts - 1]
+                rows.append(row)
+        event(
+            events.BACKWARD, backward, at, 0, events.NONE,
+            (events.DDP_WAITS * ddp) | (events.NESTED * (odd == "nested")),
+        )  # fmt: skip
+        at += 15
+    if odd == "slow":
+        at += 40_000
+    if odd == "gc":
+        event(events.GC, at_us + 900, at_us + 1900, 2, 5)
+    if odd == "wait":
+        event(events.WAIT, at - 500, at - 20)
+    if odd == "compiled":
+        event(events.COMPILATION, at_us + 900, at_us + 950)
+    event(events.OPTIMIZER, at + 20, at + 500)
+    late = [row for row in rows if row[0] == events.END and odd == "late end"]
+    rows = [row for row in rows if row not in late]
+    # As threads record: a collective when it is issued, all else at its end.
+    rows.sort(key=lambda row: row[1] if row[0] == events.COLLECTIVE else row[2] or row[1])
+    if odd == "swapped" and len(rows) > 2:
+        rows[0], rows[1] = rows[1], rows[0]
+    issued = [row for row in rows if row[0] == events.COLLECTIVE]
+    if odd == "moved" and issued:  # in time alone: from before the step to after its passes
+        issued[jitter % len(issued)][1] = moment((at_us + 10, at + 510)[jitter % 2])
+    end = at + 520
+    mark = events.RULES.index("backward" if odd == "rule" else "optimizer")
+    mark |= events.DEVICE if odd == "device" else 0
+    iteration = 7 * job.ordinal if has_iteration else events.NONE
+    cpu_end = cpu + 9_000_000 if cpu != events.NONE else cpu
+    rows.append([events.STEP_END, moment(end), mark, job.ordinal, iteration, cpu_end, cpu_end])
+    rows += late
+    job.ordinal += 1
+    for row in rows:
+        job.rows.append((len(job.rows), *row))
+    return end
+
+
+def condensed(make_job, loop, jitters, at_once, ratio, *, least):
+    job = make_job(
+        baseline_ratio=ratio, groups=list(GROUPS), compilations=list(COMPILED), faults=FaultLog()
+    )
+    parts = []
+    at = 1_000_000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(regular, "LEAST_STEPS", least)
+        for n, (jitter, odd) in enumerate(jitters):
+            at = write_step(job, loop, at + jitter, jitter, odd)
+            if n % at_once == at_once - 1:
+                parts += job.take()
+        parts += job.take()
+    assert not job.faults.counts
+    return parts
+
+
+@given(loops, jitters, st.sampled_from([1, 5, 24]), st.sampled_from([0.0, 0.1]))
+def test_a_model_changes_nothing(make_job, loop, jitters, at_once, ratio):
+    """Whatever is odd about some of the steps; those without a model go the general way."""
+    settled = [(jitter % 50, None) for jitter, _ in jitters[:4]]  # so that there is a model
+    jitters = [*settled, *jitters]
+
+    with_models = condensed(make_job, loop, jitters, at_once, ratio, least=1)
+    without = condensed(make_job, loop, jitters, at_once, ratio, least=10**9)
+
+    assert regular_steps(without) == 0
+    assert spans_of(with_models) == spans_of(without)
+
+
+DDP = (
+    [(False, 5, True, [(2, "all_reduce"), (4, "all_reduce"), (6, "all_reduce")])],
+    False,
+    True,
+    0,
+)
+
+
+def ddp_steps(job, count, at_us=1_000_000):
+    for n in range(count):
+        at_us = write_step(job, DDP, at_us + n % 7, n % 50, None)
+    return job.take()
+
+
+def test_the_steps_of_a_plain_loop_follow_a_model(make_job):
+    """But for the first ones, and those that tell of the groups."""
+    job = make_job()
+    first = ddp_steps(job, 8)
+
+    parts = ddp_steps(job, 40, 2_000_000)
+
+    assert regular_steps(first) == 0
+    assert regular_steps(parts) == 39
+    assert len(job.condenser._models._kinds) == 1
+    assert job.condenser.steps_seen == 48
+
+
+def test_a_count_that_grows_by_a_byte_is_read_all_the_same(make_job):
+    """127 and 128, 16,383 and 16,384: in one batch, and as wide as the wider one."""
+    for before in (100, 16_350):
+        told = []
+        for least in (1, 10**9):
+            job = make_job(counts=before)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(regular, "LEAST_STEPS", least)
+                told.append(spans_of([*ddp_steps(job, 4), *ddp_steps(job, 26, 1_500_000)]))
+        assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("owner", [regular.Models, regular.RegularSteps])
+def test_if_columns_fail_the_steps_go_the_general_way(make_job, monkeypatch, owner):
+    """None is lost, and the log says why."""
+    expected = make_job()
+    job = make_job(faults=FaultLog())
+    told = [[*ddp_steps(one, 8)] for one in (expected, job)]
+
+    def fail(*_, **__):
+        raise OverflowError
+
+    told[0] += ddp_steps(expected, 10, 2_000_000)
+    monkeypatch.setattr(owner, "match" if owner is regular.Models else "spans", fail)
+    told[1] += ddp_steps(job, 10, 2_000_000)
+
+    assert regular_steps(told[1]) == 0
+    assert "regular_steps" in job.faults.counts
+    assert spans_of(told[1]) == spans_of(told[0])
+
+
+def test_after_a_step_that_was_lost_the_next_says_so_though_it_follows_a_model(
+    make_job, monkeypatch
+):
+    """Which its model has no place for."""
+    job = make_job(faults=FaultLog())
+    ddp_steps(job, 8)
+    name = condenser.Condenser._name
+
+    def fail_once(self, part, step):
+        if step.ordinal == 12:
+            raise OverflowError
+        name(self, part, step)
+
+    monkeypatch.setattr(condenser.Condenser, "_name", fail_once)
+    (part,) = ddp_steps(job, 10, 2_000_000)
+
+    assert [digest.ordinal for digest in part.digests if digest.truncated] == [13]
+    assert len(part.digests) + regular_steps([part]) == 9
+
+
+def test_drops_are_told_by_the_first_step_though_it_follows_a_model(make_job):
+    """Once."""
+    job = make_job()
+    ddp_steps(job, 8)
+    for n in range(5):
+        write_step(job, DDP, 2_000_000 + 100_000 * n, n, None)
+    rows, job.rows = job.rows, []
+
+    drained = events.Events(b"".join(struct.pack("<8q", *row) for row in rows))
+    (part,) = job.condenser.take(
+        drained, wall_offset_ns=0, lost=0, costs=Costs(self_cpu_s=0.0, drops=3, memory_bytes=None)
+    )
+
+    assert [(digest.ordinal, digest.drops) for digest in part.digests] == [(8, 3)]
+    assert regular_steps([part]) == 4
+
+
+def test_models_are_not_hoarded(make_job):
+    """Of loops whose steps differ a little, or much."""
+    job = make_job()
+    at = 1_000_000
+    for n in range(120):
+        micro = [(False, 5, True, [(2, "all_reduce")] * (n // 4))]
+        for _ in range(4):
+            at = write_step(job, (micro, False, False, 0), at, 1, None)
+    job.take()
+
+    assert len(job.condenser._models._kinds) <= 16
