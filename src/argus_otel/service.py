@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -36,7 +36,7 @@ from argus_otel.tables.schemas import STEPS
 from argus_otel.wire import scopes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -72,15 +72,24 @@ NO_VERDICT: Final = 3
 """Exit code: too little is there to judge by."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Judged:
     """One run, read and judged."""
 
     run: RunSummary
-    steps: pa.Table
-    """``tables.STEPS``: all rows, or of a large run those of the steps that findings point to."""
+    read_steps: Callable[[], pa.Table]
+    """Gives ``steps``: those of a large run, which publishing and pictures need, are read when asked for."""
     damaged_digests: int
     verdict: Verdict
+
+    @cached_property
+    def steps(self) -> pa.Table:
+        """``tables.STEPS``: all rows, or of a large run those of the steps that findings point to.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        return self.read_steps()
 
     @property
     def exit_code(self) -> int:
@@ -120,9 +129,10 @@ def judge(
     run = store.resolve(run_name, since_ns)
     if run.ranks_seen * run.steps <= SMALL_RUN_DIGESTS:
         tables = align(store.read(run))
+        steps = tables.steps
         return Judged(
             run=run,
-            steps=tables.steps,
+            read_steps=lambda: steps,
             damaged_digests=tables.damaged_digests,
             verdict=diagnose_run(run_of(tables, rows=partial(store.rows, run)), detectors),
         )
@@ -130,7 +140,7 @@ def judge(
     verdict = diagnose_run(whole, detectors)
     return Judged(
         run=run,
-        steps=_steps_to_look_at(store, run, verdict.diagnosis.findings),
+        read_steps=lambda: _steps_to_look_at(store, run, verdict.diagnosis.findings),
         damaged_digests=damaged,
         verdict=verdict,
     )

@@ -166,7 +166,9 @@ class Watcher:
         verdict = look.verdict
         if findings is not None:
             verdict = replace(verdict, diagnosis=Diagnosis(findings=tuple(findings)))
-        return service.Judged(run=look.run, steps=look.steps, damaged_digests=0, verdict=verdict)
+        return service.Judged(
+            run=look.run, read_steps=lambda: look.steps, damaged_digests=0, verdict=verdict
+        )
 
     def _take_left(self) -> tuple[Change, ...]:
         left, self._left = tuple(self._left), []
