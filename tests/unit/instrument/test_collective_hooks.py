@@ -333,6 +333,25 @@ def test_what_is_sent_and_what_is_received_count_by_themselves(of_two):
     ]
 
 
+def test_whether_the_caller_waits_at_once_is_told(alone):
+    """A synchronous call is over where its wait is; of another, a later wait says nothing."""
+    dist.all_reduce(BATCH.clone())
+    dist.all_reduce(BATCH.clone(), async_op=True).wait()
+
+    told = alone.recorder.ring.drain().of_kind(events.COLLECTIVE)
+    assert [events.unpack_collective(event[3])[2] for event in told] == [False, True]
+
+
+def test_a_process_that_was_disabled_records_no_operations(alone):
+    """In a forked child the hooks are those of its parent."""
+    alone.recorder.ring.drain()
+    alone.recorder.enabled = False
+
+    dist.all_reduce(BATCH.clone())
+
+    assert not alone.recorder.ring.held
+
+
 @pytest.fixture
 def no_collections():
     """Pauses for garbage are events too."""
