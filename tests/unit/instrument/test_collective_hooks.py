@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PreHookArgs
 from torch.distributed import distributed_c10d as c10d
 
+from argus_otel._runtime.clock import monotonic_ns
+from argus_otel.instrument.framework import collectives as collectives_module
 from argus_otel.instrument.framework.collectives import Collectives
 from argus_otel.wire import events
 from argus_otel.wire.digest import OPS
@@ -331,6 +333,24 @@ def test_what_is_sent_and_what_is_received_count_by_themselves(of_two):
         ("send", 1, 2, BATCH.nbytes),
         ("all_reduce", -1, 0, BATCH.nbytes),
     ]
+
+
+def test_the_arrival_is_taken_before_anything_is_read(hook, traced, monkeypatch):
+    """What the hook takes itself must not make the rank look late."""
+    name_of, *others = collectives_module._getters()
+    read_ns = []
+
+    def timed(args):
+        read_ns.append(monotonic_ns())
+        return name_of(args)
+
+    monkeypatch.setattr(collectives_module, "_getters", lambda: (timed, *others))
+    group = Group()
+    hook(group)
+    group.issue()
+
+    (event,) = traced.recorder.ring.drain().of_kind(events.COLLECTIVE)
+    assert event[1] <= read_ns[0]
 
 
 def test_whether_the_caller_waits_at_once_is_told(alone):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from argus_otel.instrument.framework.phases import user_phase
+from argus_otel.instrument.python import gc_pauses
 from argus_otel.wire import events
 
 
@@ -148,3 +149,18 @@ def test_the_step_knows_its_threads_cpu_time_and_run_delay(traced, model, optimi
 
     assert 0 < digest.cpu_s <= digest.step_s * 1.05 + 1e-4
     assert digest.run_delay_s is None or digest.run_delay_s >= 0
+
+
+@pytest.mark.parametrize(("least_ns", "told"), [(0, 1), (1 << 60, 0)])
+def test_a_collection_of_garbage_is_told_where_it_lasts(traced, monkeypatch, least_ns, told):
+    """Young ones come by the hundred and take microseconds."""
+    monkeypatch.setattr(gc_pauses, "MIN_PAUSE_NS", least_ns)
+    gc.disable()
+    try:
+        traced.recorder.ring.drain()
+        gc.collect()
+        collections = traced.recorder.ring.drain().of_kind(events.GC)
+    finally:
+        gc.enable()
+
+    assert [event[3] for event in collections] == [2] * told

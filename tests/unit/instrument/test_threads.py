@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+
+from argus_otel.instrument.thread_times import ThreadTimes
 
 BATCH = torch.ones(4, 8)
 
@@ -78,3 +82,20 @@ def test_a_loop_of_set_step_ends_its_last_step_with_the_program(traced, model):
 
     assert [digest.iteration for digest in traced.digests()] == [0, 1, 2]
     assert traced.digests()[-1].end_rule == "exit"
+
+
+def test_run_delay_is_what_the_kernel_says_of_this_thread():
+    """The second number of schedstat; the first is CPU time."""
+    path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    if not path.exists():
+        pytest.skip("this kernel has no schedstat")
+    times = ThreadTimes()
+    times.adopt()
+
+    before_ns = int(path.read_text().split()[1])
+    cpu_ns, delay_ns = times.read()
+    after_ns = int(path.read_text().split()[1])
+    times.forget()
+
+    assert before_ns <= delay_ns <= after_ns
+    assert cpu_ns <= time.thread_time_ns()
