@@ -8,7 +8,8 @@ What waits for what is read off the times: an operation is waited for at the fir
 comes before the operation's end. No clock is compared with another rank's.
 
 Shape legend: S = steps of the graph, C = (rank, lane) pairs, N = ranks of one kind, K = operations of
-such a rank, J = its marks, P = its passes.
+such a rank, J = its marks, P = its passes. Ranks come last, so that what is said of one mark lies
+together: it is worked out mark by mark, in the processor's cache.
 """
 
 # ruff: noqa: N815 - fields carry shape suffixes
@@ -76,7 +77,7 @@ class Line:
     """Mark at which each operation is begun."""
     gate_K: Ints
     """Mark that waits for it; -1 where nothing does in this step."""
-    own_SNJ: Floats
+    own_SJN: Floats
     """Own time that ends at each mark; no NaN. Idle time that no operation explains is left out."""
     label_J: Ints
     """Whose compute that is: pass number * 2 + backward, or ``OTHER``."""
@@ -113,12 +114,15 @@ def read_pairs(run: Run, ordinals_S: Ints) -> Pairs | None:
         return None
     arrival = np.full((ordinals_S.size, code_C.size), np.nan)
     duration = arrival.copy()
+    place_of = {}
+    for index in used:
+        place = np.minimum(np.searchsorted(code_C, code_of[index]), code_C.size - 1)
+        here = code_C[place] == code_of[index]
+        place_of[index] = (place[here], here)
     for index, step in enumerate(ordinals_S.tolist()):
-        code = code_of[moments.layout_of[step]]
-        place = np.minimum(np.searchsorted(code_C, code), code_C.size - 1)
-        here = code_C[place] == code
-        arrival[index, place[here]] = moments.arrival_s[step][here]
-        duration[index, place[here]] = moments.duration_s[step][here]
+        place, here = place_of[moments.layout_of[step]]
+        arrival[index, place] = moments.arrival_s[step][here]
+        duration[index, place] = moments.duration_s[step][here]
     return Pairs(
         rank_C=code_C // lanes, lane_C=code_C % lanes, arrival_SC=arrival, duration_SC=duration
     )
@@ -134,7 +138,7 @@ def lay_lines(run: Run, pairs: Pairs, steps_S: Ints, *, gaps: bool) -> list[Line
         gaps: Whether own time outside passes, before the step's last operation, counts.
     """
     key_C = _keys(run, pairs)
-    passes_SRP, starts_SRP, there_RP = _passes(run, steps_S)
+    passes_SPR, starts_SPR, there_RP = _passes(run, steps_S)
     kinds = _kinds(pairs.rank_C, key_C, np.concatenate([there_RP, _stages(run)], axis=1))
     step_s = run.columns["step_s"][steps_S]
     between_s = np.nan_to_num(run.columns["between_s"][steps_S])
@@ -142,16 +146,16 @@ def lay_lines(run: Run, pairs: Pairs, steps_S: Ints, *, gaps: bool) -> list[Line
     lines = []
     for ranks_N, pair_NK in kinds:
         at_P = np.flatnonzero(there_RP[ranks_N[0]])
-        where = np.ix_(np.arange(steps_S.size), ranks_N, at_P)
+        where = np.ix_(np.arange(steps_S.size), at_P, ranks_N)
         lines.append(
             _line(
                 ranks_N=ranks_N,
                 pair_NK=pair_NK,
                 is_send_K=key_C[pair_NK[0]] % 2 == 1,
-                arrival_SNK=pairs.arrival_SC[:, pair_NK],
-                duration_SNK=pairs.duration_SC[:, pair_NK],
-                start_SNP=starts_SRP[where],
-                compute_SNP=passes_SRP[where],
+                arrival_SKN=pairs.arrival_SC[:, pair_NK.T],
+                duration_SKN=pairs.duration_SC[:, pair_NK.T],
+                start_SPN=starts_SPR[where],
+                compute_SPN=passes_SPR[where],
                 label_P=at_P,
                 step_s_SN=step_s[:, ranks_N],
                 busy_s_SN=busy_s[:, ranks_N],
@@ -184,10 +188,10 @@ def _keys(run: Run, pairs: Pairs) -> Ints:
 
 
 def _passes(run: Run, steps_S: Ints) -> tuple[Floats, Floats, Bools]:
-    """Compute and start of each pass [S, R, P], and which a rank has [R, P]."""
+    """Compute and start of each pass [S, P, R], and which a rank has [R, P]."""
     ranks = run.ranks_R.size
     if run.passes is None:
-        nothing = np.empty((steps_S.size, ranks, 0))
+        nothing = np.empty((steps_S.size, 0, ranks))
         return nothing, nothing, np.empty((ranks, 0), dtype=bool)
     shape = (steps_S.size, ranks, -1)
     compute = run.passes.duration_ARM2[steps_S].reshape(shape).astype(np.float64)
@@ -195,7 +199,7 @@ def _passes(run: Run, steps_S: Ints) -> tuple[Floats, Floats, Bools]:
     seen = np.count_nonzero(~np.isnan(compute), axis=0)
     known = np.count_nonzero(~np.isnan(compute).all(axis=2), axis=0)
     there: Bools = (seen > 0) & (seen >= _PRESENT * known[:, None])
-    return compute, start, there
+    return np.swapaxes(compute, 1, 2), np.swapaxes(start, 1, 2), there
 
 
 def _stages(run: Run) -> Ints:
@@ -231,31 +235,34 @@ def _line(
     ranks_N: Ints,
     pair_NK: Ints,
     is_send_K: Bools,
-    arrival_SNK: Floats,
-    duration_SNK: Floats,
-    start_SNP: Floats,
-    compute_SNP: Floats,
+    arrival_SKN: Floats,
+    duration_SKN: Floats,
+    start_SPN: Floats,
+    compute_SPN: Floats,
     label_P: Ints,
     step_s_SN: Floats,
     busy_s_SN: Floats,
     between_s_SN: Floats,
 ) -> Line:
     operations, passes = pair_NK.shape[1], label_P.size
-    end_SNK = arrival_SNK + duration_SNK
+    end_SKN = arrival_SKN + duration_SKN
     # Each mark: its class, and which operation or pass it is about.
     about = [(_SEND if send else _ARRIVAL, k) for k, send in enumerate(is_send_K.tolist())]
     about += [(_PASS_START, p) for p in range(passes)]
-    times = [arrival_SNK, start_SNP]
+    times = [*_by_mark(arrival_SKN), *_by_mark(start_SPN)]
+    usual = _usual(times)
     if passes:
-        ends_SNP = _pass_ends(arrival_SNK, end_SNK, is_send_K, start_SNP, compute_SNP, step_s_SN)
+        order = _Order(about, times, usual, step_s_SN)
+        ends_SPN = _pass_ends(order, end_SKN, is_send_K, compute_SPN)
         about += [(_PASS_END, p) for p in range(passes)]
-        times.append(ends_SNP)
-    about, time_SNJ = _in_order(about, np.concatenate(times, axis=2), step_s_SN)
-    gate_K = _gates(about, time_SNJ, end_SNK, is_send_K)
+        ends = _by_mark(ends_SPN)
+        times, usual = [*times, *ends], np.concatenate([usual, _usual(ends)])
+    marks = _Order(about, times, usual, step_s_SN)
+    gate_K = _gates(marks, end_SKN, is_send_K)
     at_K = np.empty(operations, dtype=np.int64)
-    label_J = np.full(len(about), OTHER, dtype=np.int64)
+    label_J = np.full(len(marks.about), OTHER, dtype=np.int64)
     active = OTHER
-    for mark, (kind, index) in enumerate(about):
+    for mark, (kind, index) in enumerate(marks.about):
         label_J[mark] = active
         if kind in (_SEND, _ARRIVAL):
             at_K[index] = mark
@@ -263,126 +270,159 @@ def _line(
             active = int(label_P[index])
         elif kind == _PASS_END and active == label_P[index]:
             active = OTHER
-    own = _own(time_SNJ, _waits(time_SNJ, end_SNK, gate_K))
+    own = _own(marks.time_SJN, end_SKN, gate_K)
     if passes:
-        own = _without_idle(own, busy_s_SN, label_J)
-    own[:, :, 0] += between_s_SN
+        _leave_out_idle(own, busy_s_SN, label_J)
+    own[:, 0] += between_s_SN
     return Line(
         ranks_N=ranks_N,
         pair_NK=pair_NK,
         at_K=at_K,
         gate_K=gate_K,
-        own_SNJ=_filled(own),
+        own_SJN=_filled(own),
         label_J=label_J,
     )
 
 
-def _in_order(
-    about: list[tuple[int, int]], time_SNJ: Floats, step_s_SN: Floats
-) -> tuple[list[tuple[int, int]], Floats]:
-    """Marks sorted by when they usually are, the end of the step last, and made to ascend."""
-    flat = time_SNJ.reshape(-1, time_SNJ.shape[2])
-    usual = median_over(flat, axis=0) if len(about) else np.empty(0)
-    rounded = np.rint(usual / _CLOSE_S)
-    classes = np.array([kind for kind, _ in about])
-    order = np.lexsort((usual, classes, rounded)) if len(about) else np.empty(0, dtype=np.int64)
-    time_SNJ = np.concatenate([time_SNJ[:, :, order], step_s_SN[:, :, None]], axis=2)
-    time_SNJ = np.where(np.isnan(step_s_SN)[:, :, None], np.nan, time_SNJ)
-    ascending = np.fmax.accumulate(time_SNJ, axis=2)
-    return [*(about[k] for k in order.tolist()), (_STEP_END, 0)], ascending
+def _by_mark(times_SJN: Floats) -> list[Floats]:
+    return [times_SJN[:, mark] for mark in range(times_SJN.shape[1])]
 
 
-def _gates(
-    about: list[tuple[int, int]], time_SNJ: Floats, end_SNK: Floats, is_send_K: Bools
-) -> Ints:
+def _usual(times: list[Floats]) -> Floats:
+    """The median of each."""
+    return np.array([float(median_over(of_mark.reshape(-1), axis=0)) for of_mark in times])
+
+
+class _Order:
+    """Marks sorted by when they usually are, the end of the step last, and made to ascend.
+
+    Args:
+        about: Of each mark its class, and which operation or pass it is about.
+        times: Of each mark, [S, N].
+        usual: The median of each.
+        step_s_SN: When the step ends.
+    """
+
+    def __init__(
+        self,
+        about: list[tuple[int, int]],
+        times: list[Floats],
+        usual: Floats,
+        step_s_SN: Floats,
+    ) -> None:
+        rounded = np.rint(usual / _CLOSE_S)
+        classes = np.array([kind for kind, _ in about], dtype=np.int64)
+        order = np.lexsort((usual, classes, rounded)).tolist()
+        self.about = [*(about[k] for k in order), (_STEP_END, 0)]
+        time_SJN = np.empty((step_s_SN.shape[0], len(self.about), step_s_SN.shape[1]))
+        latest: Floats | None = None
+        for mark, time_SN in enumerate([*(times[k] for k in order), step_s_SN]):
+            if latest is None:
+                time_SJN[:, mark] = time_SN
+            else:
+                np.fmax(latest, time_SN, out=time_SJN[:, mark])
+            latest = time_SJN[:, mark]
+        unknown_SN = np.isnan(step_s_SN)
+        if unknown_SN.any():
+            np.swapaxes(time_SJN, 1, 2)[unknown_SN] = np.nan
+        self.time_SJN = time_SJN
+
+
+def _gates(marks: _Order, end_SKN: Floats, is_send_K: Bools) -> Ints:
     """The mark that waits for each operation.
 
     A send is not waited for: where it was begun together with a receive, that one tells.
     """
-    gates = np.full(end_SNK.shape[2], -1, dtype=np.int64)
+    about, time_SJN = marks.about, marks.time_SJN
+    gates = np.full(end_SKN.shape[1], -1, dtype=np.int64)
     for mark, (kind, k) in enumerate(about):
         if kind != _ARRIVAL or is_send_K[k]:
             continue
-        known = ~np.isnan(end_SNK[:, :, k]) & ~np.isnan(time_SNJ[:, :, -1])
-        if not known.any():
+        end_SN = end_SKN[:, k]
+        took = np.maximum(end_SN - time_SJN[:, mark], 0.0)
+        end_SN = end_SN - np.maximum(_CLOSE_S, np.minimum(_OVERLAP * took, _MOST_OVERLAP_S))
+        # No number, where the end is not known or the step's is not: then nothing comes after it.
+        known = np.count_nonzero(~np.isnan(end_SN))
+        if not known:
             continue
-        end = end_SNK[:, :, k][known]
-        took = np.maximum(end - time_SNJ[:, :, mark][known], 0.0)
-        end = end - np.maximum(_CLOSE_S, np.minimum(_OVERLAP * took, _MOST_OVERLAP_S))
         for later in range(mark + 1, len(about)):
             if about[later][0] == _PASS_END:
                 continue
-            after = time_SNJ[:, :, later][known] >= end
-            if np.count_nonzero(after) >= _SURE * end.size:
+            if np.count_nonzero(time_SJN[:, later] >= end_SN) >= _SURE * known:
                 gates[k] = later
                 break
     return gates
 
 
-def _waits(time_SNJ: Floats, end_SNK: Floats, gate_K: Ints) -> Floats:
-    """Until when each mark was held up [S, N, J]; -inf where by nothing."""
-    until = np.full(time_SNJ.shape, -np.inf)
+def _own(time_SJN: Floats, end_SKN: Floats, gate_K: Ints) -> Floats:
+    """Own time before each mark: since the one before it, or the last end that it waits for."""
+    own = np.empty(time_SJN.shape)
+    gated: dict[int, list[int]] = {}
     for k, gate in enumerate(gate_K.tolist()):
-        if gate >= 0:
-            until[:, :, gate] = np.fmax(until[:, :, gate], end_SNK[:, :, k])
-    return until
-
-
-def _own(time_SNJ: Floats, until_SNJ: Floats) -> Floats:
-    """Own time before each mark."""
-    before = np.concatenate([np.zeros((*time_SNJ.shape[:2], 1)), time_SNJ[:, :, :-1]], axis=2)
-    own: Floats = np.maximum(time_SNJ - np.maximum(before, until_SNJ), 0.0)
+        gated.setdefault(gate, []).append(k)
+    since: Floats = np.zeros((time_SJN.shape[0], time_SJN.shape[2]))
+    for mark in range(time_SJN.shape[1]):
+        for k in gated.get(mark, ()):
+            # An end that is not known holds nothing up.
+            since = np.maximum(since, np.fmax(end_SKN[:, k], -np.inf))
+        np.maximum(time_SJN[:, mark] - since, 0.0, out=own[:, mark])
+        since = time_SJN[:, mark]
     return own
 
 
-def _without_idle(own_SNJ: Floats, busy_s_SN: Floats, label_J: Ints) -> Floats:
-    """Take out what is more than the rank was busy: it waited for something that nobody recorded.
+def _leave_out_idle(own_SJN: Floats, busy_s_SN: Floats, label_J: Ints) -> None:
+    """Take out what is more than the rank was busy, in place: it waited for what nobody recorded.
 
     Passes are compute, and the end of the step after its last operation is nobody's waiting, so
     that it comes off the rest.
     """
-    outside = label_J == OTHER
-    outside[-1] = False
-    spare = own_SNJ[:, :, outside].sum(axis=2)
-    idle = np.clip(own_SNJ.sum(axis=2) - busy_s_SN, 0.0, spare)
+    outside = np.flatnonzero(label_J[:-1] == OTHER).tolist()
+    spare = np.zeros(busy_s_SN.shape)
+    for mark in outside:
+        spare += own_SJN[:, mark]
+    idle = np.clip(own_SJN.sum(axis=1) - busy_s_SN, 0.0, spare)
     kept = 1 - np.nan_to_num(idle) / np.maximum(spare, 1e-9)
-    own: Floats = np.where(outside, own_SNJ * kept[:, :, None], own_SNJ)
-    return own
+    for mark in outside:
+        own_SJN[:, mark] *= kept
 
 
-def _filled(own_SNJ: Floats) -> Floats:
+def _filled(own_SJN: Floats) -> Floats:
     """What is not known is what is usual in that step, or ever."""
-    if np.isnan(own_SNJ).any():
-        own_SNJ = np.where(np.isnan(own_SNJ), median_over(own_SNJ, axis=1)[:, None, :], own_SNJ)
-        own_SNJ = np.where(np.isnan(own_SNJ), median_over(own_SNJ, axis=0)[None], own_SNJ)
-    return np.nan_to_num(own_SNJ)
+    if np.isnan(own_SJN).any():
+        own_SJN = np.where(np.isnan(own_SJN), median_over(own_SJN, axis=2)[:, :, None], own_SJN)
+        own_SJN = np.where(np.isnan(own_SJN), median_over(own_SJN, axis=0)[None], own_SJN)
+    return np.nan_to_num(own_SJN, copy=False)
 
 
-def _pass_ends(
-    arrival_SNK: Floats,
-    end_SNK: Floats,
-    is_send_K: Bools,
-    start_SNP: Floats,
-    compute_SNP: Floats,
-    step_s_SN: Floats,
-) -> Floats:
-    """When each pass ended [S, N, P]: its compute, and what was waited for inside it, after its start."""
-    passes = start_SNP.shape[2]
-    about = [(_SEND if send else _ARRIVAL, k) for k, send in enumerate(is_send_K.tolist())]
-    about += [(_PASS_START, p) for p in range(passes)]
-    about, time_SNJ = _in_order(about, np.concatenate([arrival_SNK, start_SNP], axis=2), step_s_SN)
-    gate_K = _gates(about, time_SNJ, end_SNK, is_send_K)
-    own = _own(time_SNJ, _waits(time_SNJ, end_SNK, gate_K))
-    worked_SNJ = np.cumsum(own, axis=2)
-    ends = np.empty(start_SNP.shape)
-    marks = np.arange(len(about))
-    position = {p: j for j, (kind, p) in enumerate(about) if kind == _PASS_START}
-    for p in range(passes):
-        since = worked_SNJ - worked_SNJ[:, :, position[p], None]
-        compute = compute_SNP[:, :, p, None]
-        done = (since >= compute * (1 - _CLOSE_SHARE) - _CLOSE_S) & (marks > position[p])
-        done[:, :, -1] = True
-        at = np.argmax(done, axis=2)[:, :, None]
-        over = np.maximum(np.take_along_axis(since, at, 2) - compute, 0.0)
-        ends[:, :, p] = (np.take_along_axis(time_SNJ, at, 2) - over)[:, :, 0]
+def _pass_ends(marks: _Order, end_SKN: Floats, is_send_K: Bools, compute_SPN: Floats) -> Floats:
+    """When each pass ended [S, P, N]: its compute, and what was waited for inside it, after its start.
+
+    Args:
+        marks: All but the ends of passes.
+        end_SKN: Of the operations.
+        is_send_K: Which of those are sends.
+        compute_SPN: Of the passes.
+    """
+    time_SJN = marks.time_SJN
+    worked_SJN = _own(time_SJN, end_SKN, _gates(marks, end_SKN, is_send_K))
+    for mark in range(1, time_SJN.shape[1]):
+        worked_SJN[:, mark] += worked_SJN[:, mark - 1]
+    ends = np.empty(compute_SPN.shape)
+    last = time_SJN.shape[1] - 1
+    for start, (kind, p) in enumerate(marks.about):
+        if kind != _PASS_START:
+            continue
+        compute = compute_SPN[:, p]
+        least = compute * (1 - _CLOSE_SHARE) - _CLOSE_S
+        at_SN = np.full(compute.shape, start + 1)
+        # Work only grows from mark to mark: the pass is over at the first one with enough of it.
+        for mark in range(start + 1, last):
+            short = ~(worked_SJN[:, mark] - worked_SJN[:, start] >= least)
+            if not short.any():
+                break
+            at_SN += short
+        at_S1N = at_SN[:, None]
+        since = np.take_along_axis(worked_SJN, at_S1N, 1)[:, 0] - worked_SJN[:, start]
+        over = np.maximum(since - compute, 0.0)
+        ends[:, p] = np.take_along_axis(time_SJN, at_S1N, 1)[:, 0] - over
     return ends

@@ -297,7 +297,7 @@ def _join(
     offset = 0
     for line, size in zip(lines, sizes, strict=True):
         ids = offset + np.arange(size).reshape(line.ranks_N.size, -1)
-        weight[ids] = np.moveaxis(line.own_SNJ, 0, 2)
+        weight[offset : offset + size].reshape(*ids.shape, -1)[:] = line.own_SJN.transpose(2, 1, 0)
         rank_N[ids] = line.ranks_N[:, None]
         lane_node = node_L[pairs.lane_C[line.pair_NK]]
         gated = line.gate_K >= 0
