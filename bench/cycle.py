@@ -6,7 +6,8 @@ Events of a DDP loop (20 all-reduces a step) go through the real worker in batch
 them when it wakes: drain, condense, encode, compress; the post goes to an endpoint in another
 process. Stages are timed by wrapping them, in CPU time of the thread; the wrapping costs about a
 microsecond a call, and some stages lie within others ("pack digests" within "digest spans", all of
-"condense" within its whole). Whole cycles without it are given beside, and alternate with cycles of other
+"condense" within its whole). Nearly all steps follow a model here; the stages between "their spans"
+and "digest spans" are those of the few that do not. Whole cycles without it are given beside, and alternate with cycles of other
 batch sizes. The processor's caches are warm here, as they are not in a job: a loop's figure
 (bench/overhead.py) is higher.
 """
@@ -27,7 +28,9 @@ import argus_otel.worker as worker_module
 from argus_otel._runtime.clock import monotonic_ns
 from argus_otel._runtime.faults import FaultLog
 from argus_otel.condense.detail import Detail
+from argus_otel.condense.regular import Models, RegularSteps
 from argus_otel.condense.timeline import Timeline
+from argus_otel.encode import StepRowsEncoder
 from argus_otel.encode.meters import Meters
 from argus_otel.export import Sender, targets_from_environment
 from argus_otel.record.ring import EventRing
@@ -51,6 +54,8 @@ _ALL_REDUCE = OPS.index("all_reduce")
 
 STAGES: tuple[tuple[str, Any, str], ...] = (
     ("drain the ring", EventRing, "drain"),
+    ("condense: follow a model", Models, "match"),
+    ("condense: their spans", RegularSteps, "spans"),
     ("condense: numbers", condenser_module, "condense_step"),
     ("condense: digests", condenser_module, "make_digest"),
     ("condense: pack digests", digests_module, "encode_digest"),
@@ -60,6 +65,7 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("condense: groups", condenser_module.Condenser, "_group_info"),
     ("condense: digest spans", condenser_module, "digest_spans"),
     ("condense, whole", condenser_module.Condenser, "take"),
+    ("encode: follow a model", StepRowsEncoder, "encode"),
     ("encode: digests", worker_module.Worker, "_encode_spans"),
     ("encode: known shapes", worker_module.Worker, "_encode_shaped"),
     ("encode: many of one shape", worker_module.Worker, "_encode_rows"),

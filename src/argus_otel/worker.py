@@ -424,7 +424,7 @@ class Worker:
         return self._memory_bytes
 
     def _drops(self) -> dict[str, int]:
-        drops = dict(self._sender.stats.drops)
+        drops = self._sender.drops
         counts = self._faults.counts
         for cause in _LOSSES:  # not over ``counts``: hooks add to it on other threads
             if count := counts.get(cause, 0):

@@ -275,7 +275,7 @@ class Condenser:
         """Find the steps that follow a model; what has more to tell than those do not."""
         try:
             found = self._models.match(
-                [(step.batch, step.before.end_ns) for step in ended], part.ends
+                [(step.batch, step.before.end_ns) for step in ended], part.ends, part.pause
             )
         except Exception as error:  # noqa: BLE001 - the general way is there for all of them
             self._faults.report("regular_steps", error, records=0)

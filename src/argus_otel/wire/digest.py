@@ -39,7 +39,6 @@ from argus_otel.semconv import names
 from argus_otel.wire.varints import (
     any_varint,
     decode_uvarints,
-    encode_uvarints,
     pack,
     pack_differences,
     unzigzag,
@@ -543,8 +542,7 @@ def _plain_attributes(digest: StepDigest) -> dict[str, AttributeValue]:
 class RepeatedColumns:
     """Packs the columns of steps that differ from one another in times and counts alone.
 
-    What does not depend on these is packed once, and no end of a collective is known. Shape legend:
-    N steps with P phases, C collectives, and K groups and channels.
+    What does not depend on these is packed once, and no end of a collective is known.
 
     Args:
         phases: Of one of these steps, in lists.
@@ -552,7 +550,6 @@ class RepeatedColumns:
     """
 
     def __init__(self, phases: PhaseColumns, sync: SyncColumns) -> None:
-        self._phases = len(phases.name)
         self._phase_head = _phase_head(_VECTOR, *phases.name)
         # What lies before each of the counts, and after the last.
         constant = [_sync_head(_VECTOR, len(sync.group_keys))]
@@ -570,43 +567,33 @@ class RepeatedColumns:
         self._unknown = bytes(len(sync.group))
 
     def pack(
-        self, differences_us: NDArray[np.int64], others: NDArray[np.int64]
-    ) -> list[tuple[bytes, bytes]]:
-        """The attributes of the phases and of the vector of each step, as ASCII.
+        self,
+        start_us: Sequence[int],
+        duration_us: Sequence[int],
+        arrival_us: Sequence[int],
+        counts: Sequence[int],
+    ) -> tuple[bytes, bytes]:
+        """The attributes of the phases and of the vector of one step, as ASCII.
 
         Args:
-            differences_us: Each start of a phase less the one before, the first less the step's,
-                then each arrival likewise; shape [N, P + C].
-            others: Duration of each phase, then the count at the step's boundary of each group and
-                of each channel, 0 and more; shape [N, P + K].
+            start_us: Of each phase.
+            duration_us: Of each phase.
+            arrival_us: Of each collective.
+            counts: At the step's boundary; of each group, then of each channel.
 
         Cost:
-            Background thread. 60 µs, and 3 µs a step.
+            Background thread. 5 µs with 20 collectives.
         """
-        phases, counts = self._phases, len(self._constant) - 1
-        zigzag = (differences_us << 1) ^ (differences_us >> 63)
-        numbers = np.concatenate((zigzag[:, :phases], others, zigzag[:, phases:]), axis=1)
-        packed, ends = encode_uvarints(numbers.ravel())
-        data = packed.tobytes()
-        cuts = [*range(2 * phases - 1, 2 * phases + counts), numbers.shape[1] - 1]
+        phases = self._phase_head + pack_differences(start_us) + pack(duration_us)
         first, *constant = self._constant
-        begin = 0
-        texts = []
-        for end, *ends_of_counts, whole in ends.reshape(numbers.shape)[:, cuts].tolist():
-            parts = [first]
-            at = end
-            for after, between in zip(ends_of_counts, constant, strict=True):
-                parts += (data[at:after], between)
-                at = after
-            parts += (data[at:whole], self._unknown)
-            texts.append(
-                (
-                    binascii.b2a_base64(self._phase_head + data[begin:end], newline=False),
-                    binascii.b2a_base64(b"".join(parts), newline=False),
-                )
-            )
-            begin = whole
-        return texts
+        parts = [first]
+        for count, after in zip(counts, constant, strict=True):
+            parts += (any_varint(count), after)
+        parts += (pack_differences(arrival_us), self._unknown)
+        return (
+            binascii.b2a_base64(phases, newline=False),
+            binascii.b2a_base64(b"".join(parts), newline=False),
+        )
 
 
 def _put_packed(attributes: dict[str, AttributeValue], name: str, data: bytes) -> None:
