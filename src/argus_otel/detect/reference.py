@@ -25,9 +25,8 @@ from argus_otel.detect.statistics import (
     luck_of_fastest_quarter,
     luck_of_slowest,
     median_over,
-    pooled_spread,
     scatter,
-    spread_of_faster_half,
+    spread_between,
 )
 
 if TYPE_CHECKING:
@@ -183,8 +182,11 @@ class Comparison:
             if n < FEW_PEERS:
                 sigma = np.fmax(sigma, median_over(sigma, axis=0))
             noise = _noise(sigma, np.max(self.known_R[these], axis=1))
-            spread = np.fmax(noise, spread_of_faster_half(self.level_R[these]))
-            spread = np.fmax(spread, pooled_spread(self.level_R[bucket]))
+            # The groups that nobody asked for have a say in how far ranks are apart.
+            noise_G = np.full(len(bucket), np.fmax.reduce(noise))
+            noise_G[asked if n >= FEW_PEERS else slice(None)] = noise
+            spread = spread_between(self.level_R[bucket], noise_G)
+            spread = spread if n < FEW_PEERS else spread[asked]
             luck = luck_of_slowest(n) + luck_of_fastest_quarter(n)
             # What ranks differ by beyond the noise of so many steps is there in few steps too.
             lasting = np.maximum(spread**2 - noise**2, 0.0)

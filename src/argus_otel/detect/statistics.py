@@ -264,6 +264,51 @@ def pooled_spread(level: Floats) -> float:
     return float(spread_of_faster_half(level, least=FEW_PEERS // 2).mean()) * (1 + error)
 
 
+def spread_between(level: Floats, noise: Floats) -> Floats:
+    """Standard deviation between the healthy ranks of each group, half of which may be slow.
+
+    Where a gap that no luck makes parts the slower ranks from the others, those are all the healthy
+    ranks there are, and not the faster half of them: what they differ by is taken then.
+
+    Args:
+        level: Shape [groups, n], NaN unknown.
+        noise: Shape [groups]; what a level errs by.
+
+    Returns:
+        Shape [groups], ``noise`` or more.
+    """
+    groups, n = level.shape
+    usual = np.fmax(noise, spread_of_faster_half(level))
+    if n < FEW_PEERS // 2:
+        return usual
+    least = -(-n // 2)
+    ordered = np.sort(level, axis=-1)
+    gaps = np.nan_to_num(np.diff(ordered, axis=-1)[:, least - 1 :])
+    healthy = least + gaps.argmax(axis=-1)
+    within = np.where(np.arange(n) < healthy[:, None], ordered, np.nan)
+    own = _standard_deviation(within)
+    free = healthy - 1
+    if n < 2 * FEW_PEERS:
+        # What so few differ by is itself a chance: the groups of the same size have a say.
+        others = (least - 1) * spread_of_faster_half(level, least=FEW_PEERS // 2) ** 2
+        variance = free * own**2 + others.sum() - others
+        free = free + (groups - 1) * (least - 1)
+        own = np.sqrt(variance / free)
+    own = np.fmax(own, noise) * (1 + 1 / np.sqrt(2 * free))
+    parted = (gaps.max(axis=-1) > luck_of_slowest(n) * own) & (free >= FEW_PEERS - 1)
+    usual = np.fmax(usual, pooled_spread(level[~parted]))
+    return np.where(parted, own, usual)
+
+
+def _standard_deviation(values: Floats) -> Floats:
+    """Of what is known along the last axis; NaN of fewer than two."""
+    known = ~np.isnan(values)
+    count = np.count_nonzero(known, axis=-1)
+    mean = np.where(known, values, 0.0).sum(axis=-1) / np.maximum(count, 1)
+    square = np.where(known, values - mean[..., None], 0.0) ** 2
+    return np.where(count > 1, np.sqrt(square.sum(axis=-1) / np.maximum(count - 1, 1)), np.nan)
+
+
 def start_of_lasting_change(over: NDArray[np.bool_]) -> int:
     """Index from which ``over`` holds most of the time until the end.
 

@@ -11,6 +11,9 @@ from argus_otel.detect.statistics import (
     luck_of_fastest_quarter,
     luck_of_slowest,
     median_over,
+    pooled_spread,
+    spread_between,
+    spread_of_faster_half,
     start_of_lasting_change,
 )
 
@@ -53,3 +56,58 @@ def test_luck_grows_with_the_number_of_ranks():
 def test_the_onset_is_where_slow_steps_begin_to_prevail(over, start):
     """One odd step before it does not move it, one good step after it does not either."""
     assert start_of_lasting_change(np.array([c == "1" for c in over], dtype=bool)) == start
+
+
+def some_levels(groups, n, slow, size, seed=0, spread=0.01):
+    """Levels [groups, n] of ranks that differ by ``spread``, the first ``slow`` of group 0 by more."""
+    level = np.random.default_rng(seed).normal(0, spread, (groups, n))
+    level[0, :slow] += size
+    return level
+
+
+@pytest.mark.parametrize(("groups", "n", "slow"), [(1, 64, 32), (1, 16, 8), (4, 8, 4), (1, 512, 1)])
+def test_slow_ranks_do_not_widen_what_healthy_ones_differ_by(groups, n, slow):
+    """Not even where they are half of the peers, and far enough off to be told from chance."""
+    noise = np.full(groups, 0.002)
+    found = [
+        spread_between(some_levels(groups, n, slow, 0.15, seed), noise)[0] for seed in range(50)
+    ]
+
+    assert 0.008 < np.median(found) < 0.016
+    # Of few ranks it is not always sure which are healthy.
+    assert np.mean(np.array(found) < 0.02) >= 0.9
+
+
+@pytest.mark.parametrize(("groups", "n"), [(1, 4), (1, 8), (4, 8), (1, 16), (1, 64), (2, 512)])
+def test_where_no_gap_parts_ranks_their_spread_is_that_of_the_faster_half(groups, n):
+    """Chance makes no such gap."""
+    noise = np.full(groups, 0.002)
+    for seed in range(200):
+        level = some_levels(groups, n, 0, 0.0, seed)
+        usual = np.fmax(noise, spread_of_faster_half(level))
+        usual = np.fmax(usual, pooled_spread(level))
+        np.testing.assert_array_equal(spread_between(level, noise), usual)
+
+
+def test_four_ranks_alone_say_too_little_of_what_healthy_ones_differ_by():
+    """With three more groups of eight they say enough."""
+    wide, narrow = [], []
+    for seed in range(50):
+        alone = some_levels(1, 8, 4, 0.15, seed)
+        beside = np.vstack([alone, some_levels(3, 8, 0, 0.0, seed + 100)])
+        wide += [spread_between(alone, np.full(1, 0.002))[0]]
+        narrow += [spread_between(beside, np.full(4, 0.002))[0]]
+        assert wide[-1] == max(spread_of_faster_half(alone)[0], 0.002)
+
+    assert np.median(narrow) < 0.85 * np.median(wide)
+    assert np.max(narrow) < np.max(wide)
+
+
+def test_ranks_without_data_do_not_change_the_spread():
+    level = some_levels(1, 64, 30, 0.15)
+    gone = np.concatenate([level, np.full((1, 4), np.nan)], axis=1)
+    noise = np.full(1, 0.002)
+
+    with_gone, without = spread_between(gone, noise)[0], spread_between(level, noise)[0]
+
+    assert with_gone == pytest.approx(without, rel=0.01)
