@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -305,8 +306,14 @@ class _Kind:
         """Begin and end of each pass."""
         arrivals = [at + _T0 for at in self.collectives]
         self._times = [_BEFORE, *arrivals, *self.sides, self.step_end + _T0]
-        self.gap_begins = _places(self.sides[1:-1:2])
-        self.gap_ends = _places(self.sides[2::2])
+        gaps = [
+            (before + _T1, at + _T0)
+            for (kind_before, before), (kind, at) in pairwise(self.passes)
+            if kind == events.FORWARD or (kind_before, kind) == (events.FORWARD, events.BACKWARD)
+        ]
+        self.gap_begins = _places([begin for begin, _ in gaps])
+        """Gaps that are phases if they are long: preparation of a batch, and the loss."""
+        self.gap_ends = _places([end for _, end in gaps])
         self._operations = _places([at + _A for at in self.collectives])
         self._op_ids = _places([at + _D for at in self.collectives])
 
@@ -318,7 +325,7 @@ class _Kind:
         return words
 
     def long_gaps(self, words: Words) -> NDArray[np.bool_]:
-        """Whether each gap between two passes is a phase."""
+        """Whether each gap between two passes that may be a phase is one."""
         long: NDArray[np.bool_] = (
             words.take(self.gap_ends, axis=1) - words.take(self.gap_begins, axis=1) > LEAST_GAP_NS
         )
