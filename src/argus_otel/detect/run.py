@@ -310,7 +310,7 @@ class RunBuilder:
                 ordinal=steps["ordinal"].to_numpy(),
                 rank=steps["rank"].to_numpy().astype(np.int64),
                 columns={
-                    name: steps[name].to_numpy(zero_copy_only=False).astype(np.float64)
+                    name: steps[name].to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
                     for name in COLUMNS
                 },
                 usable=aligned & ~_bools(steps["truncated"], default=False),
@@ -449,26 +449,26 @@ def _places(known: Mapping[str, list[Any]], ranks_R: Ints) -> dict[str, Ints] | 
 
 
 def _group_members(groups: pa.Table, ranks_R: Ints) -> tuple[Group, ...]:
-    rows = groups.sort_by("group").to_pydict()
-    found = []
-    before = None
-    for key, description, ranks in zip(
-        rows["group"], rows["description"], rows["ranks"], strict=True
-    ):
-        if key != before:
-            found.append(Group(key=key, description=description, members=_indices(ranks_R, ranks)))
-        before = key
-    return tuple(found)
-
-
-def _indices(ranks_R: Ints, wanted: Sequence[int]) -> Ints:
-    """Indices of those of some ranks that are there, ascending."""
-    ranks = np.unique(np.array(wanted, dtype=np.int64))
-    if not ranks_R.size or not ranks.size:
-        return np.empty(0, dtype=np.int64)
+    rows = groups.sort_by("group")
+    keys, descriptions = rows["group"].to_pylist(), rows["description"].to_pylist()
+    # All groups' ranks are looked up at once: a large job has thousands of groups.
+    lists = rows["ranks"].combine_chunks()
+    ranks = lists.flatten().to_numpy().astype(np.int64)
+    ends = np.cumsum(pc.list_value_length(lists).to_numpy()).tolist()
+    there = np.zeros(ranks.size, dtype=bool)
     place = np.searchsorted(ranks_R, ranks)
-    found: Ints = place[ranks_R[np.minimum(place, ranks_R.size - 1)] == ranks]
-    return found
+    if ranks_R.size:
+        there = ranks_R[np.minimum(place, ranks_R.size - 1)] == ranks
+    found = []
+    for at, key in enumerate(keys):
+        if at and key == keys[at - 1]:
+            continue
+        mine = slice(ends[at - 1] if at else 0, ends[at])
+        members = place[mine][there[mine]]
+        if (members[1:] <= members[:-1]).any():
+            members = np.unique(members)
+        found.append(Group(key=key, description=descriptions[at], members=members))
+    return tuple(found)
 
 
 def _distinct(numbers: Ints) -> Ints:
