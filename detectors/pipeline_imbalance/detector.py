@@ -159,6 +159,9 @@ def _late_passes(
     scatter_r2 = median_over(
         np.abs(excess_ArM2).transpose(1, 3, 0, 2).reshape(suspects.size, 2, -1), axis=-1
     )
+    if few:
+        duration_ArM2 = passes.duration_ARM2[:, suspects].astype(np.float64)
+        scatter_r2 = np.fmax(scatter_r2, _scatter_of_few(duration_ArM2))
     floor_ArM2 = np.maximum(
         (ratio_M[:, None] - 1) * base_AR2[:, suspects, None], share_M[:, None] * step_s
     )
@@ -212,6 +215,20 @@ def _late_passes(
             else f"on {name_run_ranks(run, late.tolist())}",
         )
     return found
+
+
+def _scatter_of_few(duration_ArM2: Floats) -> Floats:
+    """How far apart two or three passes of a step are by chance [r, 2], where it is worst.
+
+    One of them is the least each time, with no excess at all; how their distance jumps tells, which
+    a pass that becomes late changes once.
+    """
+    apart = duration_ArM2 - median_over(duration_ArM2, axis=2)[:, :, None]
+    jumps = np.abs(np.diff(apart, axis=0)) / np.sqrt(2)
+    blocks = np.array_split(jumps, max(len(jumps) // 20, 1))
+    worst_rM2 = np.fmax.reduce([median_over(block, axis=0) for block in blocks])
+    scatter_r2: Floats = 2 * worst_rM2.max(axis=1)
+    return scatter_r2
 
 
 def _more_often(over_ARM2: NDArray[np.bool_], times: float) -> NDArray[np.bool_]:
