@@ -272,7 +272,7 @@ class Condenser:
     def _match(
         self, part: _Part, ended: Sequence[_Ended]
     ) -> list[tuple[RegularSteps, list[_Ended]]]:
-        """Find the steps that follow a model; what has more to tell than those do not."""
+        """Note which steps follow a model: those, or some of them, are then made at once."""
         try:
             found = self._models.match(
                 [(step.batch, step.before.end_ns) for step in ended], part.ends, part.pause
@@ -288,7 +288,7 @@ class Condenser:
                 step.model, step.is_known = steps.model, True
             regular.append((steps, mine))
         if part.drops:
-            ended[0].model = None
+            ended[0].model = None  # it has them to tell
         part.pause()
         return regular
 

@@ -5,7 +5,7 @@ order, so the same phases, folds and spans come out of them. What takes most of 
 general way (``condense_step``, ``Timeline``, ``make_digest``) is to find that out again. Here it is
 found out once. A step that has come twice is taken as a *model*: for each time and count that the
 general way has told about it, the place is noted where it lies among the step's events. Later
-steps like it are then condensed together, as columns, for a quarter of the CPU time.
+steps like it are then condensed together, as columns, for a third of the CPU time.
 
 That is right wherever the general way would decide as it did for the model. It decides by the
 numbers that ``_Kind.fixed`` names, by comparing times with one another, and by whether a gap
@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     Places = NDArray[np.intp]
 
 LEAST_STEPS: Final = 4
-"""Fewer at once are as cheap in the general way: a numpy call costs what twenty events do."""
+"""Fewer at once go the general way: a numpy call costs what twenty events do, and a loop that has
+so few steps a second has time for them."""
 
 _MAX_KINDS: Final = 16
 _MAX_MODELS: Final = 4
@@ -261,6 +262,7 @@ class Models:
                 kind.models.appendleft(model)
 
     def _own_span(self, digest: StepDigest, *, with_memory: bool) -> SpanShape:
+        """What the digests of steps like this one have in common; see ``wire.digest``."""
         ints = [names.ARGUS_STEP_ORDINAL]
         ints += [names.DL_ITERATION] * (digest.iteration is not None)
         ints += [names.ARGUS_MEMORY_RSS] * with_memory
