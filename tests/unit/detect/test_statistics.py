@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from argus_otel.detect.statistics import (
+    lasting,
+    lower_middle,
     lowest_mean,
     luck_of_fastest_quarter,
     luck_of_slowest,
@@ -29,6 +31,35 @@ values = arrays(
 def test_medians_agree_with_numpy(data, axis):
     """Missing values are skipped, as numpy's slower function does."""
     np.testing.assert_allclose(median_over(data, axis), np.nanmedian(data, axis=axis))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 10, 11])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
+def test_short_axes_of_large_arrays_are_sorted_as_any_other(length, axis):
+    """They are sorted for all neighbours at once, and large arrays in parts: both with gaps."""
+    random = np.random.default_rng(length)
+    data = np.moveaxis(random.normal(size=(length, 300, 130)), 0, axis)
+    data[random.random(data.shape) < 0.3] = np.nan
+    known = np.count_nonzero(~np.isnan(data), axis=axis, keepdims=True)
+    lower = np.take_along_axis(np.sort(data, axis=axis), np.maximum(known - 1, 0) // 2, axis=axis)
+
+    np.testing.assert_allclose(median_over(data, axis), np.nanmedian(data, axis=axis))
+    np.testing.assert_array_equal(lower_middle(data, axis), lower.squeeze(axis))
+    series = np.moveaxis(data, axis, -1)[5, 5]
+    fastest = np.sort(series)[: max((np.count_nonzero(~np.isnan(series)) + 3) // 4, 1)]
+    np.testing.assert_allclose(lowest_mean(data, axis=axis)[5, 5], fastest.mean())
+
+
+def test_lasting_follows_each_series_for_itself():
+    """Series that are over in two steps or fewer are passed over; their neighbours are not."""
+    over = np.zeros((60, 4), dtype=bool)
+    over[30:, 1], over[::25, 2] = True, True
+
+    shown = lasting(over, np.ones_like(over))
+
+    assert shown[:, 1].sum() == 30
+    assert not shown[:, [0, 2, 3]].any()
 
 
 def test_the_fastest_quarter_is_at_least_one_rank():
