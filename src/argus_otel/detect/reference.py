@@ -77,11 +77,6 @@ class Comparison:
         return judged
 
     @cached_property
-    def step_ratio_SR(self) -> Floats:  # noqa: N802 - shape suffix
-        """Ratio to the reference, step by step, [S, R]."""
-        return self.step_ratio(slice(None))
-
-    @cached_property
     def recent_ratio_R(self) -> Floats:  # noqa: N802 - shape suffix
         """As ``ratio_R``, over the latest ``RECENT_STEPS`` of the window alone."""
         latest = self.excess.log_SR[-RECENT_STEPS:]
@@ -92,8 +87,8 @@ class Comparison:
             ratio_R[bucket] = np.exp(_above_reference(level_R[bucket]))
         return ratio_R
 
-    def step_ratio(self, ranks: Ranks | slice) -> Floats:
-        """Columns of ``step_ratio_SR`` [S, ranks]."""
+    def step_ratio(self, ranks: Ranks) -> Floats:
+        """Ratio to the reference, step by step, [S, ranks]."""
         ratio: Floats = np.exp(self.excess.log_SR[:, ranks] - self.offset_R[ranks])
         return ratio
 
