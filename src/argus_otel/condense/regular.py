@@ -85,8 +85,6 @@ class RegularSteps:
     model: Model
     words: Words
     """Shape [N, W]."""
-    durations_ns: Words
-    """What the model's ``sums`` give for each."""
     texts: list[tuple[bytes, bytes]]
     """Packed phases and collectives of each."""
 
@@ -99,9 +97,7 @@ class RegularSteps:
         if len(rows) == len(self.words):
             return self
         some = list(rows)
-        return RegularSteps(
-            self.model, self.words[some], self.durations_ns[some], [self.texts[n] for n in some]
-        )
+        return RegularSteps(self.model, self.words[some], [self.texts[row] for row in some])
 
     def spans(
         self,
@@ -127,7 +123,7 @@ class RegularSteps:
             Their spans, what metrics want of each, and the seconds that all have waited.
         """
         model, words = self.model, self.words
-        seconds = np.maximum(self.durations_ns[:, : model.told], 0) * 1e-9
+        seconds = np.maximum(words.take(model.readings, axis=1) @ model.sums, 0) * 1e-9
         seconds[:, _SELF_CPU] = self_cpu_s
         if memory_bytes is not None:
             words[:, _SPARE] = memory_bytes
@@ -376,11 +372,13 @@ class Model:
     """Those that it uses, as indices into the process's table."""
     readings: Places
     sums: Words
-    """What is added (1) or subtracted (-1) of the readings, for all that is told: the digest's
-    doubles and the time waited; then start of each phase and duration of each, and each arrival."""
-    told: int
-    """How many of these there are before the phases."""
+    """What is added (1) or subtracted (-1) of the readings, for each of the digest's doubles, and
+    last for the time waited."""
     phases: int
+    from_ns: Places
+    """Begin of what the columns tell: start of each phase, duration of each, and each arrival."""
+    to_ns: Places
+    """Its end."""
     busy_is_known: bool
     counts: Places
     columns: RepeatedColumns
@@ -465,11 +463,9 @@ class Model:
                     ]
                 )
         durations.append([(begin, over, 1) for begin, over, _ in waits])
-        told = len(durations)
-        durations += [[(start, begin, 1)] for begin, _ in phases]
-        durations += [[(begin, over, 1)] for begin, over in phases]
-        durations += [[(start, at + _T0, 1)] for at in kind.collectives]
         readings, sums = _product(durations)
+        begins = [begin for begin, _ in phases]
+        arrivals = [at + _T0 for at in kind.collectives]
         return cls(
             kind=kind,
             fixed=words[0, kind.fixed],
@@ -481,8 +477,9 @@ class Model:
             groups=frozenset(groups),
             readings=readings,
             sums=sums,
-            told=told,
             phases=len(phases),
+            from_ns=_places([*[start] * len(begins), *begins, *[start] * len(arrivals)]),
+            to_ns=_places([*begins, *[over for _, over in phases], *arrivals]),
             busy_is_known=digest.busy_s is not None,
             counts=_places([kind.collectives[n] + _B if n >= 0 else _NO_COUNT for n in first_rows]),
             columns=RepeatedColumns(digest.phases, digest.sync),
@@ -508,8 +505,8 @@ class Model:
 
     def follow(self, words: Words) -> RegularSteps:
         """Steps that fit."""
-        durations_ns = words.take(self.readings, axis=1) @ self.sums
-        rounded_us = (durations_ns[:, self.told :] + 500) // 1000
+        told_ns = words.take(self.to_ns, axis=1) - words.take(self.from_ns, axis=1)
+        rounded_us = (told_ns + 500) // 1000
         n, pack = self.phases, self.columns.pack
         texts = [
             pack(row[:n], row[n : 2 * n], row[2 * n :], counts)
@@ -517,7 +514,7 @@ class Model:
                 rounded_us.tolist(), words.take(self.counts, axis=1).tolist(), strict=True
             )
         ]
-        return RegularSteps(self, words, durations_ns, texts)
+        return RegularSteps(self, words, texts)
 
 
 _TEXTS: Final = (names.ARGUS_DIGEST_PHASES, names.ARGUS_DIGEST_SYNC)
