@@ -75,7 +75,7 @@ def diagnose_run(run: Run, detectors: Sequence[Detector]) -> Verdict:
         Findings by cost, heaviest first; a detector that fails abstains as ``detector_error``.
 
     Cost:
-        Six seconds of CPU for 12,960 ranks and 100 steps, on two cores side by side
+        Five seconds of CPU for 12,960 ranks and 100 steps, on two cores side by side
         (bench/detect_scale).
     """
     frame = build_frame(run)

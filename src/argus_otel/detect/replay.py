@@ -105,8 +105,8 @@ def build_graph(run: Run, ordinals: Ints, *, gaps: bool | None = None) -> Graph 
         known, or an order that contradicts itself.
 
     Cost:
-        On one core 4 s for 512 ranks in 8 stages with 16 micro-batches and 30 steps (98,000 nodes), 2 s
-        for 12,960 ranks and 6 steps (469,000 nodes); a replay of those takes 0.1 s.
+        On one core 4 s for 512 ranks in 8 stages with 16 micro-batches and 30 steps (98,000 nodes), 1 s
+        for 12,960 ranks and 16 steps (469,000 nodes); a replay of those takes 0.1 s.
     """
     # A flight recorder knows operations and no steps.
     kept = np.intersect1d(ordinals, run.operations.moments.ordinals())
