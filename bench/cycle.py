@@ -36,7 +36,7 @@ from argus_otel.export import Sender, targets_from_environment
 from argus_otel.record.ring import EventRing
 from argus_otel.settings import Settings
 from argus_otel.wire import events
-from argus_otel.wire.digest import OPS
+from argus_otel.wire.codes import OPS
 from argus_otel.wire.identity import Identity
 from jobs import running_sink
 from paired import as_json, describe_environment, spread, write_results

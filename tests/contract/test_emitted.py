@@ -13,7 +13,7 @@ from argus_otel.semconv.generate import load_registry
 from argus_otel.settings import Settings
 from argus_otel.testing import InMemoryReceiver
 from argus_otel.wire import events, scopes
-from argus_otel.wire.digest import OPS
+from argus_otel.wire.codes import OPS
 from argus_otel.wire.identity import Compilation, Identity, UncaughtException
 from argus_otel.worker import Worker
 

@@ -8,7 +8,8 @@ import pytest
 
 from argus_otel.testing import InMemoryReceiver
 from argus_otel.wire import scopes
-from argus_otel.wire.digest import OPS, decode_digest
+from argus_otel.wire.codes import OPS
+from argus_otel.wire.digest import decode_digest
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
 

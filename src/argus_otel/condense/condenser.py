@@ -17,8 +17,8 @@ from argus_otel.condense.steps import CHUNK, Boundary, condense_step, no_pause
 from argus_otel.condense.timeline import MAX_EXCEPTION_SPANS, Timeline, exception_span
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
-from argus_otel.wire.digest import MAX_ATTRIBUTE_CHARACTERS
 from argus_otel.wire.events import Events
+from argus_otel.wire.packed import MAX_ATTRIBUTE_CHARACTERS
 from argus_otel.wire.spans import ShapedSpan, Span, SpanRows, StepRows
 
 if TYPE_CHECKING:

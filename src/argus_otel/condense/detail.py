@@ -11,7 +11,7 @@ import numpy as np
 
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
-from argus_otel.wire.digest import OPS, PHASES
+from argus_otel.wire.codes import OPS, PHASES
 from argus_otel.wire.spans import ShapedSpan, SpanRows, SpanShape
 
 if TYPE_CHECKING:

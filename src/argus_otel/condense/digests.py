@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
+from argus_otel.wire.codes import PHASES
 from argus_otel.wire.digest import (
     MAX_PHASES,
-    PHASES,
     PhaseColumns,
     StepDigest,
     SyncColumns,

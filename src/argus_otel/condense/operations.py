@@ -8,7 +8,7 @@ from operator import add
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from argus_otel.wire import events
-from argus_otel.wire.digest import OPS, PHASES
+from argus_otel.wire.codes import OPS, PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -30,12 +30,8 @@ import numpy as np
 from argus_otel.condense.steps import CHUNK, LEAST_GAP_NS
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
-from argus_otel.wire.digest import (
-    MAX_ATTRIBUTE_CHARACTERS,
-    VERSION,
-    ChartedNumbers,
-    RepeatedColumns,
-)
+from argus_otel.wire.digest import VERSION, ChartedNumbers, RepeatedColumns
+from argus_otel.wire.packed import MAX_ATTRIBUTE_CHARACTERS
 from argus_otel.wire.spans import ShapedSpan, SpanShape, StepRows, StepShape
 
 if TYPE_CHECKING:

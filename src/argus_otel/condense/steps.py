@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from argus_otel.condense.layout import layout_of
 from argus_otel.condense.operations import operations
 from argus_otel.wire import events
-from argus_otel.wire.digest import PHASES
+from argus_otel.wire.codes import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

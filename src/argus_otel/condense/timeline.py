@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from argus_otel.condense.operations import folded
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
-from argus_otel.wire.digest import OPS, PHASES
+from argus_otel.wire.codes import OPS, PHASES
 from argus_otel.wire.spans import ShapedSpan, Span, SpanShape
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from argus_otel.tables.kernels import read_sketch_column
-from argus_otel.wire.digest import OPS, PHASES, PhaseColumns, StepDigest, SyncColumns
+from argus_otel.wire.codes import OPS, PHASES
+from argus_otel.wire.digest import PhaseColumns, StepDigest, SyncColumns
 from argus_otel.wire.identity import format_ranks
 from argus_otel.wire.sketch import Sketch
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from argus_otel.simulate.faults import KERNEL_CLASSES
-from argus_otel.wire.digest import PHASES
+from argus_otel.wire.codes import PHASES
 from argus_otel.wire.sketch import Rows, places_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from argus_otel.wire.digest import OPS
+from argus_otel.wire.codes import OPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from argus_otel.store.sequences import sequence_numbers
 from argus_otel.tables.kernels import rows_of, sketch_column
 from argus_otel.tables.schemas import COLLECTIVES, EXPERTS, KERNELS, RANKS, STEPS
-from argus_otel.wire.digest import OPS, PHASES
+from argus_otel.wire.codes import OPS, PHASES
 from argus_otel.wire.kernels import REST
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 
 from argus_otel.semconv import names
 from argus_otel.wire import ids, scopes
+from argus_otel.wire.codes import OPS, PHASES
 from argus_otel.wire.digest import (
-    OPS,
-    PHASES,
     PhaseColumns,
     StepDigest,
     SyncColumns,

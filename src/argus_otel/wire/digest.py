@@ -26,7 +26,6 @@ A reader of a newer version must keep reading this one.
 
 from __future__ import annotations
 
-import base64
 import binascii
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -36,6 +35,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from argus_otel.semconv import names
+from argus_otel.wire.codes import OPS, PHASES
+from argus_otel.wire.packed import get_packed, put_packed
 from argus_otel.wire.varints import (
     any_varint,
     decode_uvarints,
@@ -49,50 +50,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from argus_otel.wire.packed import AttributeValue
     from argus_otel.wire.sketch import Sketch
-
-    AttributeValue = str | int | float | bool | Sequence[str] | Sequence[int]
 
     # Readers get arrays; ``Any``, because writers may hand in lists of integers instead.
     Column = NDArray[np.int64] | Any
 
 VERSION: Final = 1
 
-PHASES: Final = (
-    "data.wait",
-    "h2d",
-    "forward",
-    "backward",
-    "optimizer.step",
-    "between",
-    "checkpoint",
-    "evaluation",
-    "prepare",
-    "loss",
-)
-"""Phase names that need no dictionary. Append only: a name's place is its code on the wire."""
-
-OPS: Final = (
-    "other",
-    "send",
-    "recv",
-    "broadcast",
-    "all_reduce",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "barrier",
-    "scatter",
-    "gather",
-)
-"""Collective operations. Append only; a reader takes a code that it does not know for "other"."""
-
 MAX_SYNC_BYTES: Final = 2048
 """A longer sync vector is folded by (group, operation, phase)."""
 
 MAX_PHASES: Final = 64
-MAX_ATTRIBUTE_CHARACTERS: Final = 2000
 
 _MOST_ROWS: Final = MAX_SYNC_BYTES // 3
 """A row of the vector takes a byte each for signature, arrival and duration at least."""
@@ -225,14 +194,14 @@ def encode_digest(digest: StepDigest) -> dict[str, AttributeValue]:
         for each further collective, until at ``MAX_SYNC_BYTES`` they are folded.
     """
     attributes = _plain_attributes(digest)
-    _put_packed(attributes, names.ARGUS_DIGEST_PHASES, _pack_phases(digest.phases))
+    put_packed(attributes, names.ARGUS_DIGEST_PHASES, _pack_phases(digest.phases))
     sync = digest.sync
     if sync.count is None and len(sync.group) > _MOST_ROWS:
         sync = fold_sync(sync)  # the vector can never fit, and is not built at all
     packed = _pack_sync(sync)
     if len(packed) > MAX_SYNC_BYTES and sync.count is None:
         packed = _pack_sync(fold_sync(sync))
-    _put_packed(attributes, names.ARGUS_DIGEST_SYNC, packed)
+    put_packed(attributes, names.ARGUS_DIGEST_SYNC, packed)
     if digest.kernels is not None:
         from argus_otel.wire.kernels import pack_kernels  # where there is no GPU, never loaded
 
@@ -596,25 +565,11 @@ class RepeatedColumns:
         )
 
 
-def _put_packed(attributes: dict[str, AttributeValue], name: str, data: bytes) -> None:
-    text = binascii.b2a_base64(data, newline=False).decode("ascii")
-    if len(text) <= MAX_ATTRIBUTE_CHARACTERS:
-        attributes[name] = text
-        return
-    attributes[name] = text[:MAX_ATTRIBUTE_CHARACTERS]
-    for part, begin in enumerate(
-        range(MAX_ATTRIBUTE_CHARACTERS, len(text), MAX_ATTRIBUTE_CHARACTERS)
-    ):
-        attributes[f"{name}.{part + 1}"] = text[begin : begin + MAX_ATTRIBUTE_CHARACTERS]
-
-
 def _get_packed(attributes: Mapping[str, AttributeValue], name: str) -> NDArray[np.uint64]:
-    parts = [str(attributes.get(name, ""))]
-    while (more := attributes.get(f"{name}.{len(parts)}")) is not None:
-        parts.append(str(more))
+    data = get_packed(attributes, name)
     try:
-        values = decode_uvarints(base64.b64decode("".join(parts), validate=True))
-    except (binascii.Error, ValueError) as error:
+        values = decode_uvarints(data)
+    except ValueError as error:
         msg = f"{name} is damaged: {error}"
         raise ValueError(msg) from error
     if values.size < 2 or int(values[0]) != VERSION:

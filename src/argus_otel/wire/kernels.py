@@ -9,15 +9,13 @@ the digest.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from argus_otel.semconv import names
-from argus_otel.wire.digest import MAX_ATTRIBUTE_CHARACTERS
+from argus_otel.wire.packed import get_packed, put_packed
 from argus_otel.wire.sketch import (
     Rows,
     Sketch,
@@ -29,7 +27,7 @@ from argus_otel.wire.sketch import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from argus_otel.wire.digest import AttributeValue
+    from argus_otel.wire.packed import AttributeValue
 
 MAX_KEYS: Final = 8
 """Rows of their own; by then the largest hold nearly all of the time."""
@@ -100,15 +98,12 @@ def pack_kernels(sketch: Sketch, phases: Sequence[str]) -> dict[str, AttributeVa
     keys = MAX_KEYS
     while sketch.name.size and keys > 1:
         folded = fold_kernels(sketch, keys)
-        text = base64.b64encode(encode_sketch(folded)).decode("ascii")
-        if len(text) + sum(map(len, folded.names)) <= MAX_CHARACTERS:
-            parts = {
-                names.ARGUS_DIGEST_KERNELS + (f".{part}" if part else ""): text[begin:][
-                    :MAX_ATTRIBUTE_CHARACTERS
-                ]
-                for part, begin in enumerate(range(0, len(text), MAX_ATTRIBUTE_CHARACTERS))
-            }
-            return {names.ARGUS_KERNEL_NAMES: list(folded.names), **parts}
+        data = encode_sketch(folded)
+        # Base64 makes four characters of three bytes.
+        if -(-len(data) // 3) * 4 + sum(map(len, folded.names)) <= MAX_CHARACTERS:
+            attributes: dict[str, AttributeValue] = {names.ARGUS_KERNEL_NAMES: list(folded.names)}
+            put_packed(attributes, names.ARGUS_DIGEST_KERNELS, data)
+            return attributes
         keys -= 2
     return {}
 
@@ -126,13 +121,10 @@ def read_kernels(
     Raises:
         ValueError: Damaged, or of a version that this reader does not know.
     """
-    parts = [str(attributes[names.ARGUS_DIGEST_KERNELS])]
-    while (more := attributes.get(f"{names.ARGUS_DIGEST_KERNELS}.{len(parts)}")) is not None:
-        parts.append(str(more))
+    data = get_packed(attributes, names.ARGUS_DIGEST_KERNELS)
     try:
-        data = base64.b64decode("".join(parts), validate=True)
         return decode_sketch(data, dictionary, phases)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         msg = f"{names.ARGUS_DIGEST_KERNELS} is damaged: {error}"
         raise ValueError(msg) from error
 

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
-from argus_otel.wire.digest import PHASES
+from argus_otel.wire.codes import PHASES
 from argus_otel.wire.varints import decode_uvarints, encode_uvarints, pack, unzigzag
 
 if TYPE_CHECKING:

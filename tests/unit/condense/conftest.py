@@ -10,7 +10,7 @@ import pytest
 from argus_otel._runtime.faults import FaultLog
 from argus_otel.condense.condenser import Condenser, Costs
 from argus_otel.wire import events
-from argus_otel.wire.digest import OPS
+from argus_otel.wire.codes import OPS
 from argus_otel.wire.identity import Group, Identity
 
 MS = 1_000_000

@@ -14,7 +14,7 @@ from argus_otel.condense import condenser, regular
 from argus_otel.condense.condenser import Costs
 from argus_otel.encode import ShapedSpanEncoder, StepRowsEncoder, encode_span
 from argus_otel.wire import events
-from argus_otel.wire.digest import OPS
+from argus_otel.wire.codes import OPS
 from argus_otel.wire.identity import Compilation, Group
 
 COMPILED = [Compilation(function="f", reason="")]

@@ -13,7 +13,7 @@ from argus_otel.condense.condenser import Condenser
 from argus_otel.condense.layout import layout_of
 from argus_otel.condense.operations import remembered_operations
 from argus_otel.wire import events
-from argus_otel.wire.digest import PHASES
+from argus_otel.wire.codes import PHASES
 from argus_otel.wire.identity import Group
 
 MS = 1_000_000

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from argus_otel.convert.intervals import inside, length, length_outside, union
 from argus_otel.convert.operations import element_bytes, operation, operation_of_kernel
-from argus_otel.wire.digest import OPS
+from argus_otel.wire.codes import OPS
 
 SETS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10)), max_size=8)
 

@@ -18,7 +18,7 @@ from argus_otel._runtime.clock import monotonic_ns
 from argus_otel.instrument.framework import collectives as collectives_module
 from argus_otel.instrument.framework.collectives import Collectives
 from argus_otel.wire import events
-from argus_otel.wire.digest import OPS
+from argus_otel.wire.codes import OPS
 
 BATCH = torch.ones(4, 8)
 

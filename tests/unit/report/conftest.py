@@ -10,9 +10,8 @@ from argus_otel.store.spans import read_request
 from argus_otel.store.writer import ParquetWriter
 from argus_otel.testing.cases import build_run
 from argus_otel.wire import ids, scopes
+from argus_otel.wire.codes import OPS, PHASES
 from argus_otel.wire.digest import (
-    OPS,
-    PHASES,
     PhaseColumns,
     StepDigest,
     SyncColumns,

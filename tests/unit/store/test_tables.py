@@ -11,7 +11,8 @@ from argus_otel.store.spans import read_request
 from argus_otel.store.tables import collectives_table, ranks_table, steps_table
 from argus_otel.tables.schemas import COLLECTIVES, RANKS, STEPS
 from argus_otel.testing.otlp import GROUP, NONCE, digest_request, example_digest, resource_of
-from argus_otel.wire.digest import OPS, PHASES, PhaseColumns, SyncColumns, fold_sync
+from argus_otel.wire.codes import OPS, PHASES
+from argus_otel.wire.digest import PhaseColumns, SyncColumns, fold_sync
 
 
 def received(*digests, **resource):

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from argus_otel.semconv import names
 from argus_otel.wire import digest as digest_module
+from argus_otel.wire.codes import OPS, PHASES
 from argus_otel.wire.digest import (
-    MAX_ATTRIBUTE_CHARACTERS,
     MAX_SYNC_BYTES,
-    OPS,
-    PHASES,
     PhaseColumns,
     StepDigest,
     SyncColumns,
@@ -22,6 +20,7 @@ from argus_otel.wire.digest import (
     encode_digests,
     fold_sync,
 )
+from argus_otel.wire.packed import MAX_ATTRIBUTE_CHARACTERS
 from argus_otel.wire.varints import pack
 
 START_NS = 1_790_000_000_000_000_000

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from argus_otel.semconv import names
 from argus_otel.testing.otlp import example_digest
-from argus_otel.wire.digest import PHASES, decode_digest, encode_digest
+from argus_otel.wire.codes import PHASES
+from argus_otel.wire.digest import decode_digest, encode_digest
 from argus_otel.wire.kernels import (
     MAX_CHARACTERS,
     MAX_KEYS,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from argus_otel._runtime.clock import monotonic_ns
 from argus_otel.instrument.framework.dynamo import never_compile
 from argus_otel.wire import events
-from argus_otel.wire.digest import OPS
+from argus_otel.wire.codes import OPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
