@@ -32,7 +32,7 @@ from argus_otel.detect.statistics import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from argus_otel.detect.api import Params
+    from argus_otel.detect.definition import Params
     from argus_otel.detect.frame import Excess
     from argus_otel.detect.peers import Peers
     from argus_otel.detect.window import Window
