@@ -404,10 +404,13 @@ class Condenser:
         step.span, step.roots = digest_spans(digest, step.trace_id, step.step_id, part.identity)
         part.drops = 0  # told
         if step.keep is None and not step.is_known:
-            self._models.learn(
-                step.batch, step.before.end_ns, step.record, digest, step.timeline, step.step_id,
-                part.wall_offset_ns,
-            )  # fmt: skip
+            try:
+                self._models.learn(
+                    step.batch, step.before.end_ns, step.record, digest, step.timeline,
+                    step.step_id, part.wall_offset_ns,
+                )  # fmt: skip
+            except Exception as error:  # noqa: BLE001 - this step has all it needs
+                self._faults.report("regular_steps", error, records=0)
 
     def _each(
         self, part: _Part, ended: Sequence[_Ended], work: Callable[[_Part, _Ended], None]

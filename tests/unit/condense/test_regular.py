@@ -245,6 +245,20 @@ def test_if_columns_fail_the_steps_go_the_general_way(make_job, monkeypatch, own
     assert spans_of(told[1]) == spans_of(told[0])
 
 
+def test_if_no_model_can_be_made_no_step_is_lost(make_job, monkeypatch):
+    """It would only have saved time."""
+    expected, job = make_job(), make_job(faults=FaultLog())
+    told = spans_of([*ddp_steps(expected, 16)])
+
+    def fail(*_, **__):
+        raise OverflowError
+
+    monkeypatch.setattr(regular.Model, "of", fail)
+
+    assert spans_of([*ddp_steps(job, 16)]) == told
+    assert job.faults.counts == {"regular_steps": 0}
+
+
 def test_after_a_step_that_was_lost_the_next_says_so_though_it_follows_a_model(
     make_job, monkeypatch
 ):
