@@ -160,7 +160,7 @@ def _late_passes(
         np.abs(excess_ArM2).transpose(1, 3, 0, 2).reshape(suspects.size, 2, -1), axis=-1
     )
     if few:
-        duration_ArM2 = passes.duration_ARM2[:, suspects].astype(np.float64)
+        duration_ArM2 = passes.duration_ARM2[_settled(run)][:, suspects].astype(np.float64)
         scatter_r2 = np.fmax(scatter_r2, _scatter_of_few(duration_ArM2))
     floor_ArM2 = np.maximum(
         (ratio_M[:, None] - 1) * base_AR2[:, suspects, None], share_M[:, None] * step_s
@@ -227,7 +227,7 @@ def _scatter_of_few(duration_ArM2: Floats) -> Floats:
     jumps = np.abs(np.diff(apart, axis=0)) / np.sqrt(2)
     blocks = np.array_split(jumps, max(len(jumps) // 20, 1))
     worst_rM2 = np.fmax.reduce([median_over(block, axis=0) for block in blocks])
-    scatter_r2: Floats = 2 * worst_rM2.max(axis=1)
+    scatter_r2: Floats = 2 * np.fmax.reduce(worst_rM2, axis=1)
     return scatter_r2
 
 

@@ -36,16 +36,17 @@ def ranks_to_read(ranks: Sequence[int], suspects: Sequence[int]) -> list[int]:
 
     Args:
         ranks: All that could be read, ascending.
-        suspects: Those that stand out, worst first.
+        suspects: Those that stand out, worst first; one may be named several times.
 
     Returns:
         At most 64, ascending.
     """
     if len(ranks) <= _MOST_RANKS:
         return list(ranks)
+    there = set(ranks)
     # Half at most: where many stand out, healthy ones must still be there to tell from.
-    chosen = [rank for rank in suspects if rank in set(ranks)][: _MOST_RANKS // 2]
-    others = np.array([rank for rank in ranks if rank not in set(chosen)])
+    chosen = [rank for rank in dict.fromkeys(suspects) if rank in there][: _MOST_RANKS // 2]
+    others = np.array(sorted(there.difference(chosen)))
     spread = np.linspace(0, others.size - 1, _MOST_RANKS - len(chosen)).astype(int)
     return sorted([*chosen, *others[spread].tolist()])
 

@@ -367,7 +367,8 @@ class OperationsBuilder:
         self, rows: dict[str, NDArray[np.generic]], lane: Ints, at: Ints, place: Ints, nth: Ints
     ) -> None:
         """Give rows whose lane is of another operation than theirs a lane of their own."""
-        op_L = np.array([self._codes["op"][about[2]] for about in self._about], dtype=np.int64)
+        codes = self._codes["op"]  # "send", which names pairs, need not be among them
+        op_L = np.array([codes.get(about[2], -1) for about in self._about], dtype=np.int64)
         odd = op_L[lane[at]] != rows["op"][at]
         if not odd.any():
             return

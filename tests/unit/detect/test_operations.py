@@ -56,3 +56,15 @@ def test_what_sets_a_job_up_does_not_name_what_it_does_later() -> None:
         np.testing.assert_allclose(
             np.sort(seen.transfer_AL[1:, mine]), np.sort(usual.transfer_AL[1:, theirs])
         )
+
+
+def test_receivers_alone_are_no_reason_to_fail() -> None:
+    """Nobody who sends was seen, and a later step has an operation more."""
+    tables = build_run({"simulate": {"cluster": "pipeline-32", "steps": 6}})
+    rows = tables.collectives
+    kept = pc.not_equal(rows["op"].cast("string"), "send")
+    kept = pc.and_(kept, pc.or_(pc.greater(rows["ordinal"], 2), pc.greater(rows["rank"], 0)))
+    seen = run_of(replace(tables, collectives=rows.filter(kept))).operations
+
+    assert "send" in seen.op_L
+    assert (seen.source_L >= 0).any()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -140,3 +142,35 @@ def test_a_compiled_model_holds_nothing_of_the_hooks(traced, attached):
 
     assert forwards(traced) == []
     torch._dynamo.reset()
+
+
+def test_an_interrupted_forward_hides_none_of_later_steps_and_holds_no_model(traced):
+    """Ctrl-C in a notebook: torch calls no hook at the end of such a forward."""
+    steps = traced.instrumentation.steps
+    hooks = ForwardHooks(traced.recorder, steps)
+
+    def make():
+        model = Blocks()
+        hooks.attach(model)
+        return model
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    model = make()
+    handle = model.second.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(BATCH)
+    handle.remove()
+    gone = weakref.ref(model)
+    del model, handle
+    gc.collect()
+    assert gone() is None
+
+    other = make()
+    for _ in range(3):
+        other(BATCH)
+        steps.end_from_integration()
+
+    # The first of them lies in the step of the one that was interrupted.
+    assert len(forwards(traced)) >= 2

@@ -15,6 +15,7 @@ from argus_otel.align import align
 from argus_otel.cli import compare as command
 from argus_otel.cli.compare import read_stretch
 from argus_otel.detect.compare import PhaseBuilder, Side, compare, comparison_document
+from argus_otel.detect.kernel_times import ranks_to_read
 from argus_otel.detect.run import run_of
 from argus_otel.simulate.cluster import PRESETS
 from argus_otel.simulate.faults import parse_fault
@@ -267,7 +268,8 @@ def test_runs_without_kernels_are_compared_without_a_word_about_them():
 
 def test_of_a_large_job_some_ranks_kernels_are_read_and_those_that_stand_out():
     """Rank 301 is on no even spread of 64 among 512."""
-    cause = "compute:rank=301,kernel=attention,factor=2,from=0"
+    # Slow enough to stand out in its own work and in several phases.
+    cause = "compute:rank=301,kernel=attention,factor=3,from=0"
     before, after = side("audio-512", steps=24), side("audio-512", cause, seed=2, steps=24)
     asked = []
 
@@ -281,6 +283,16 @@ def test_of_a_large_job_some_ranks_kernels_are_read_and_those_that_stand_out():
     slower = [line for line in kernels(comparison).values() if line.state == "slower"]
     assert slower
     assert {place.ranks for line in slower for place in line.places} == {(301,)}
+
+
+def test_a_rank_that_stands_out_several_times_is_read_once():
+    """In its own work, in its forward and in its backward."""
+    read = ranks_to_read(range(512), [301, 301, 7, 301])
+
+    assert len(read) == len(set(read)) == 64
+    assert {7, 301} <= set(read)
+    assert read == sorted(read)
+    assert ranks_to_read(range(64), [3, 3]) == list(range(64))
 
 
 def test_kernels_are_compared_from_a_store_too(tmp_path):

@@ -205,11 +205,12 @@ class Collectives:
         # NCCL completes its futures at enqueue: that is no end, so there is none to ask for.
         after = self._make_after(index) if blocks_host else None
         hooked = _Hooked(group, after)
+        before = self._make_before(hooked, index, ranks)  # before anything is registered
         if after is not None:
             group.register_post_hook(HOOK_ID, after)
             hooked.after_on = True
             self._some_are_new = True
-        group.register_pre_hook(HOOK_ID, self._make_before(hooked, index, ranks))
+        group.register_pre_hook(HOOK_ID, before)
         self._hooked.append(hooked)
         self.hooked = True
 
@@ -248,6 +249,7 @@ class Collectives:
                     return
                 packed = packed_ops[value_of(name_of(args))]
                 if packed >= 0:
+                    # Nothing is called between the two, so that no other thread comes between.
                     count = collectives
                     collectives = count + 1
                 else:
@@ -317,10 +319,11 @@ def _getters() -> tuple[Callable[[Any], Any], ...]:
     """
     from torch._C import _distributed_c10d
 
-    args, name = _distributed_c10d.PreHookArgs, _distributed_c10d.HookOpName
+    # Neither class is public: where one is called otherwise, the way through Python works as well.
+    args, name = (getattr(_distributed_c10d, n, None) for n in ("PreHookArgs", "HookOpName"))
     wanted = ((args, "name"), (name, "value"), (args, "async_op"), (args, "input_tensors"))
     return tuple(
-        getattr(inspect.getattr_static(owner, attribute), "fget", None)
+        getattr(inspect.getattr_static(owner, attribute, None), "fget", None)
         or operator.attrgetter(attribute)
         for owner, attribute in wanted
     )

@@ -30,8 +30,11 @@ class ForwardHooks:
         self._sink = sink
         self._append = sink.append
         self._steps = steps
-        self._outermost: Any = None
-        """The module whose forward is timed, while it runs; those inside it are passed over."""
+        self._outermost = 0
+        """``id`` of the module whose forward is timed, while it runs; those inside it are passed over.
+        Not the module itself: Ctrl-C in its forward passes torch's hooks by, and it would be held."""
+        self._ordinal = 0
+        """Step in which that forward began: what a later step finds here was left in that way."""
         self._depth = 0
         """Of that module in itself: a block that is shared may call itself."""
         self._began_ns = 0
@@ -87,14 +90,17 @@ class ForwardHooks:
 
     def enter(self, module: Any) -> None:  # noqa: ANN401
         """A forward begins on this thread."""
-        if self._outermost is not None and self._outermost is not module:
+        steps = self._steps
+        if self._outermost and self._ordinal == steps.ordinal and self._outermost != id(module):
             return
-        if not self._sink.enabled or not self._steps.is_here:
+        if not self._sink.enabled or not steps.is_here:
             return
         try:
+            if self._ordinal != steps.ordinal:
+                self._ordinal, self._depth = steps.ordinal, 0
             self._depth += 1
             if self._depth == 1:
-                self._outermost = module
+                self._outermost = id(module)
                 self._times = self._steps.read_times()
                 self._began_ns = monotonic_ns()
         except Exception as error:  # noqa: BLE001 - never into the user's training
@@ -102,13 +108,13 @@ class ForwardHooks:
 
     def leave(self, module: Any) -> None:  # noqa: ANN401
         """The matching end."""
-        if self._outermost is not module or not self._steps.is_here:
+        if self._outermost != id(module) or not self._steps.is_here:
             return
         try:
             self._depth -= 1
             if self._depth:
                 return
-            self._outermost = None
+            self._outermost = 0
             if not self._sink.enabled:
                 return
             flags = events.NESTED if self._steps.in_optimizer else 0
