@@ -104,6 +104,7 @@ class StepIndex:
             [field.with_type(_CODED) if field.name in strings else field for field in fields]
         )
         parts = []
+        self._let_go(table, window[0])
         for name, spans in self._files[table].items():
             found = [span for span in spans if span.meets(*window)]
             if not found:
@@ -118,6 +119,14 @@ class StepIndex:
             return wanted.empty_table()
         rows = pa.concat_tables(parts)
         return rows.unify_dictionaries() if strings else rows
+
+    def _let_go(self, table: str, first: int | None) -> None:
+        """Forget what is held of files that end before this step: windows go forward."""
+        for key in [key for key in self._readers if key[0] == table]:
+            spans = self._files[table][key[1]]
+            if first is not None and all(span.after <= first for span in spans):
+                del self._readers[key]
+                self._begun.pop(key, None)
 
     def _rows(
         self,

@@ -295,6 +295,23 @@ def test_blocks_of_a_run_that_was_received_are_its_tables(tmp_path, job_spans, m
         assert joined(blocks, table).equals(getattr(whole, table)), table
 
 
+def test_files_that_were_read_past_are_let_go(tmp_path, job_spans):
+    """What they held would add up to the whole run."""
+    with ParquetWriter(tmp_path) as writer:  # which merges files when it closes
+        for step in range(12):
+            writer.write(job_spans(steps=[step]))
+        (folder,) = {path.parent for path in tmp_path.glob("*/manifest.json")}
+        index = StepIndex(folder, read_manifest(folder))
+        held = []
+        for window in index.windows(8):
+            for table in ("steps", "collectives"):
+                index.read(table, window)
+            held.append(len(index._readers))
+
+    assert len(held) > 6
+    assert max(held) <= 4
+
+
 def test_a_run_without_steps_still_gives_one_block(tmp_path):
     """Heartbeats alone say that a job hangs before its first step."""
     only = replace(block(0), **{
