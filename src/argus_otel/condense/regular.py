@@ -53,6 +53,8 @@ so few steps a second has time for them."""
 _MAX_KINDS: Final = 16
 _MAX_MODELS: Final = 4
 """Of a kind; where a gap is now long enough for a phase and now is not, there are two."""
+_MAX_SEEN: Final = 2 * _MAX_MODELS
+"""Steps of a kind that are remembered until they come again."""
 
 _ORDINARY: Final = bytes(
     (
@@ -252,6 +254,7 @@ class Models:
             )
             if model is not None:
                 kind.models.appendleft(model)
+                kind.forget()
 
     def _own_span(self, digest: StepDigest, *, with_memory: bool) -> SpanShape:
         """What the digests of steps like this one have in common; see ``wire.digest``."""
@@ -279,8 +282,9 @@ class _Kind:
 
     def __init__(self, kinds: bytes) -> None:
         self.models: deque[Model] = deque(maxlen=_MAX_MODELS)
-        self._seen: tuple[list[int], list[bool], list[int]] | None = None
-        """What was to be the same in the last step that had no model."""
+        self._seen: dict[bytes, bool] = {}
+        """What was to be the same in the last few steps that had no model, and whether one has
+        been tried. Several, because the steps of a loop may take turns."""
         self.collectives: list[int] = []
         """Where the event of each begins."""
         self.passes: list[tuple[int, int]] = []
@@ -326,12 +330,26 @@ class _Kind:
         return long
 
     def is_seen_again(self, words: Words) -> bool:
-        """Whether the last step without a model was like this one, so that a model is worth it."""
+        """Whether a step like this one has lately come without a model, so that one is worth it.
+
+        It is tried once. Whether there can be one follows from what is compared here.
+        """
         row = words[0]
-        now = (row[self.fixed].tolist(), self.long_gaps(words)[0].tolist(), self.in_order(row))
-        again = now == self._seen
-        self._seen = None if again else now
-        return again
+        in_order = _places(self.in_order(row))
+        if (np.diff(row[in_order]) == 0).any():
+            return False  # two at the same time, by chance: no model, and no word on other steps
+        now = b"".join(
+            [part.tobytes() for part in (row[self.fixed], self.long_gaps(words), in_order)]
+        )
+        is_tried = self._seen.pop(now, None)
+        if len(self._seen) >= _MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
+        self._seen[now] = is_tried is not None  # the last, now
+        return is_tried is False
+
+    def forget(self) -> None:
+        """A model has come of what was seen last: it may be crowded out, and be wanted again."""
+        self._seen.popitem()
 
     def in_order(self, row: Words) -> list[int]:
         """The places of all times of a step, earliest first."""

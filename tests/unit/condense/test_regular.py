@@ -214,6 +214,55 @@ def test_the_steps_of_a_plain_loop_follow_a_model(make_job):
     assert job.condenser.steps_seen == 48
 
 
+@pytest.mark.parametrize("turns", [(None, "gap"), (None, None, "gap"), (None, "gap", "rule")])
+def test_steps_that_take_turns_have_a_model_each(make_job, turns):
+    """Of one kind: those whose gaps are long, and those that something else has ended."""
+    job = make_job()
+    at = 1_000_000
+    for n in range(8 * len(turns)):
+        at = write_step(job, DDP, at, n % 50, turns[n % len(turns)])
+    job.take()
+    for n in range(8 * len(turns)):
+        at = write_step(job, DDP, at, n % 50, turns[n % len(turns)])
+
+    assert regular_steps(job.take()) >= 8 * len(turns) - 1  # one may tell of the groups
+    (kind,) = job.condenser._models._kinds.values()
+    assert len(kind.models) == len(set(turns))
+
+
+def test_a_step_that_can_have_no_model_is_tried_once(make_job, monkeypatch):
+    """A nested pass is none of the phases that a model knows."""
+    job = make_job()
+    tried = []
+    of = regular.Model.of
+
+    def count(*args):
+        tried.append(of(*args))
+        return tried[-1]
+
+    monkeypatch.setattr(regular.Model, "of", count)
+    at = 1_000_000
+    for n in range(60):
+        at = write_step(job, DDP, at, n % 50, "nested")
+    job.take()
+
+    assert tried == [None]
+
+
+def test_times_that_coincide_by_chance_keep_no_later_step_from_a_model(make_job):
+    """Though they lie in the same order otherwise."""
+    job = make_job()
+    (micro,), *others = DDP
+    without_gap = ([(micro[0], 0, *micro[2:])], *others)
+    at = 1_000_000
+    for n in range(16):
+        at = write_step(job, without_gap, at, n, "same time" if n < 8 else None)
+    job.take()
+
+    (kind,) = job.condenser._models._kinds.values()
+    assert len(kind.models) == 1
+
+
 def test_a_count_that_grows_by_a_byte_is_read_all_the_same(make_job):
     """127 and 128, 16,383 and 16,384: in one batch, and as wide as the wider one."""
     for before in (100, 16_350):
