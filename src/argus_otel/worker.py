@@ -80,6 +80,7 @@ _HOOK_COST_NS: Final = tuple(
 
 _LOSSES: Final = (
     "ring_overflow",
+    "unfit_event",
     "step_too_large",
     "condense",
     "encode",
@@ -233,11 +234,13 @@ class Worker:
     def _send_steps(self, *, last: bool) -> None:
         pause = _Pause()
         ring = self.recorder.ring
-        lost_before = ring.lost
+        lost_before, unfit_before = ring.lost, ring.unfit
         drained = ring.drain(pause)
-        lost = ring.lost - lost_before
+        lost, unfit = ring.lost - lost_before, ring.unfit - unfit_before
         if lost:
             self._faults.report("ring_overflow", records=lost)
+        if unfit:  # their steps lack nothing else
+            self._faults.report("unfit_event", records=unfit)
         if not drained and not lost and not last:
             return
         offset_ns = wall_offset_ns()

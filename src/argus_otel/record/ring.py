@@ -42,8 +42,9 @@ class EventRing:
         self.taken = 0
         """Events that the reader has had so far."""
         self.lost = 0
-        """Events that the reader will never have: those that went before it came, and those whose
-        values 64 bits do not hold."""
+        """Events that went before the reader came."""
+        self.unfit = 0
+        """Events that the reader has as ``VOID``, because 64 bits do not hold their values."""
         self.append = self._make_append()
         """``append(kind, t0, t1, a, b, c, d)``; all integers of at most 63 bits and a sign."""
 
@@ -89,12 +90,12 @@ class EventRing:
     def _packed(self, piece: list[events.Event]) -> bytes:
         try:
             return b"".join(itertools.starmap(_PACK, piece))
-        except struct.error:  # one of them; which, the loop below finds out
+        except Exception:  # noqa: BLE001 - one of them; which, the loop below finds out
             packed = []
             for event in piece:
                 try:
                     packed.append(_PACK(*event))
-                except struct.error:
+                except Exception:  # noqa: BLE001 - whatever the user's own ``__index__`` raises
                     packed.append(_VOID)
-                    self.lost += 1
+                    self.unfit += 1
             return b"".join(packed)

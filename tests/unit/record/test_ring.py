@@ -95,7 +95,14 @@ def test_memory_stays_bounded_by_what_hooks_append_themselves():
     assert values(ring.drain()) == list(range(1000 - 64, 1000))
 
 
-@pytest.mark.parametrize("unfit", [1 << 64, 1.5, None])
+class Raising:
+    """What a framework's own kind of number may do."""
+
+    def __index__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("unfit", [1 << 64, 1.5, None, Raising()])
 def test_a_value_that_64_bits_do_not_hold_loses_its_own_event_only(unfit):
     """It is found where events are packed, long after the hook has gone on."""
     ring = EventRing(64)
@@ -108,7 +115,7 @@ def test_a_value_that_64_bits_do_not_hold_loses_its_own_event_only(unfit):
     assert list(drained.kinds) == [events.PHASE, events.VOID, events.PHASE]
     assert events.kind_counts(drained)[events.PHASE] == 2
     assert values(drained) == [1, 0, 2]
-    assert ring.lost == 1
+    assert (ring.unfit, ring.lost) == (1, 0)
 
 
 def test_reading_gives_the_gil_away_and_ends():

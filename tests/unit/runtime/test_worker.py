@@ -245,6 +245,22 @@ def test_the_half_step_that_an_overflow_leaves_behind_is_counted(worker):
     assert worker._drops()["ring_overflow"] == 3010 - held
 
 
+def test_an_event_that_does_not_fit_costs_its_step_nothing_else(worker, receiver):
+    """It is counted under its own name; nothing has overflowed, and no half step is thrown away."""
+    append = worker.recorder.append
+    append(events.FORWARD, BEGAN_MS * MS, (BEGAN_MS + 10) * MS, 0, 0, 0, 0)
+    worker.flush(0)
+    append(events.WORK, 1 << 64, 0, 0, 1, 0, 0)
+    append(events.BACKWARD, (BEGAN_MS + 10) * MS, (BEGAN_MS + 20) * MS, 0, 0, 0, 0)
+    append(events.STEP_END, (BEGAN_MS + 21) * MS, 0, 0, events.NONE, 0, 0)
+    assert worker.flush(30)
+
+    (told,) = attributes(receiver)
+    assert worker._drops() == {"unfit_event": 1}
+    assert (told["argus.drops"], told.get("argus.digest.truncated")) == (1, None)
+    assert told["argus.step.duration"] == pytest.approx(0.021)
+
+
 def test_metrics_add_up_over_the_rounds(receiver):
     """Waits, steps: what a dashboard takes the rate of."""
     worker = Worker(
