@@ -72,10 +72,10 @@ class Settings:
     )
     ring_events: int = _setting(
         65536,
-        "Events held between two wake-ups of the background thread; about 200 bytes each.",
+        "Events held between two wake-ups of the background thread; about 260 bytes each.",
         unit="{event}",
         least=1024,
-        most=1 << 24,
+        most=3_000_000,
     )
     queue_bytes: int = _setting(
         32 << 20,

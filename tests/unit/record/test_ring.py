@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from argus_otel.record.ring import EventRing
+from argus_otel.settings import Settings
 from argus_otel.wire import events
 
 LARGEST = (1 << 63) - 1
@@ -100,6 +103,24 @@ class Raising:
 
     def __index__(self):
         raise ZeroDivisionError
+
+
+def test_the_largest_queue_that_can_be_set_takes_a_gigabyte_at_most():
+    """With the largest times and counters in every field."""
+    count = 20_000
+    ring = EventRing(count)
+    tracemalloc.start()
+    try:
+        for n in range(count):
+            now = 10**18 + 10 * n
+            ring.append(events.DATA, now, now + 1, now + 2, now + 3, now + 4, now + 5)
+        each = tracemalloc.get_traced_memory()[0] / count
+    finally:
+        tracemalloc.stop()
+
+    (most,) = [one.metadata["most"] for one in fields(Settings) if one.name == "ring_events"]
+    assert 250 < each < 320
+    assert each * most < 1e9
 
 
 @pytest.mark.parametrize("unfit", [1 << 64, 1.5, None, Raising()])

@@ -54,7 +54,7 @@ def test_an_empty_variable_counts_as_unset():
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("ARGUS_RING_EVENTS", "64k", "a whole number, 1024 or more, at most 16777216"),
+        ("ARGUS_RING_EVENTS", "64k", "a whole number, 1024 or more, at most 3000000"),
         ("ARGUS_RING_EVENTS", "10", "a whole number, 1024 or more"),
         (
             "ARGUS_QUEUE_BYTES",
