@@ -53,7 +53,7 @@ _MEMORY_INTERVAL_S: Final = 10.0
 _STATM: Final = Path("/proc/self/statm")
 
 _LONGEST_TURN_NS: Final = 300_000
-"""How long the GIL is held where it can be given away. To give it away costs as much as to encode
+"""How long the GIL is held where it can be given away, which is every 0.1 ms or so. To give it away costs as much as to encode
 a digest (7 µs), and more where other processes wait for the core: their caches come with them."""
 _SHAPED_A_TURN: Final = 64
 """Spans of known shapes that are encoded in one go: 0.05 to 0.1 ms."""
@@ -277,7 +277,7 @@ class Worker:
         for steps in part.steps:
             pause()
             try:
-                own, below = self._step_rows.encode(steps)
+                own, below = self._step_rows.encode(steps, pause)
             except Exception as error:  # noqa: BLE001
                 self._faults.report("encode", error, records=steps.spans)
             else:

@@ -162,6 +162,7 @@ class Condenser:
                 if begin <= place < cut:
                     ended += self._end_step(batch.part(begin, place + 1))
                     begin = place + 1
+                    pause()
             if ended and self._identity is not None:
                 part = _Part(self._identity, costs, len(ended), ends, wall_offset_ns, pause)
                 for some in _together(ended):
@@ -571,6 +572,7 @@ class _Part:
             self_cpu_s=self.self_cpu_s,
             memory_bytes=self.memory_bytes,
             wall_offset_ns=self.wall_offset_ns,
+            pause=self.pause,
         )
         condensed = self.condensed
         condensed.steps.append(rows)

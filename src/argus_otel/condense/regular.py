@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from argus_otel.condense.steps import CHUNK, LEAST_GAP_NS
+from argus_otel.condense.steps import CHUNK, LEAST_GAP_NS, no_pause
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
 from argus_otel.wire.digest import VERSION, ChartedNumbers, RepeatedColumns
@@ -55,6 +55,11 @@ _MAX_MODELS: Final = 4
 """Of a kind; where a gap is now long enough for a phase and now is not, there are two."""
 _MAX_SEEN: Final = 2 * _MAX_MODELS
 """Steps of a kind that are remembered until they come again."""
+
+_NUMBERS_AT_ONCE: Final = 1024
+"""Times that are packed between two pauses: a tenth of a millisecond."""
+_STEP_AS_NUMBERS: Final = 64
+"""What else is packed of each step takes as long as so many."""
 
 _ORDINARY: Final = bytes(
     (
@@ -106,6 +111,7 @@ class RegularSteps:
         self_cpu_s: float,
         memory_bytes: int | None,
         wall_offset_ns: int,
+        pause: Callable[[], None],
     ) -> tuple[StepRows, list[ChartedNumbers], float]:
         """What the general way makes of steps that are not kept.
 
@@ -116,6 +122,7 @@ class RegularSteps:
             self_cpu_s: Argus's own CPU time, of each.
             memory_bytes: The process's size, if it is known.
             wall_offset_ns: Unix time minus the events' clock.
+            pause: Gives the GIL away.
 
         Returns:
             Their spans, what metrics want of each, and the seconds that all have waited.
@@ -127,20 +134,25 @@ class RegularSteps:
             words[:, _SPARE] = memory_bytes
         shape = model.shapes[memory_bytes is not None]
         ints = [*model.ints, *[_SPARE] * (memory_bytes is not None), *model.ints_below]
+        pause()
+        root_ids = [ids.span_id(trace_id, ids.ROOT, 0) for trace_id in trace_ids]
+        pause()
+        ids_below = [
+            ids.span_ids(trace_id, ids.TIMELINE, rank, len(shape.below)) for trace_id in trace_ids
+        ]
+        pause()
         rows = StepRows(
             shape=shape,
             trace_ids=trace_ids,
             own_ids=step_ids,
-            root_ids=[ids.span_id(trace_id, ids.ROOT, 0) for trace_id in trace_ids],
-            ids_below=[
-                ids.span_ids(trace_id, ids.TIMELINE, rank, len(shape.below))
-                for trace_id in trace_ids
-            ],
+            root_ids=root_ids,
+            ids_below=ids_below,
             times_ns=words.take(model.times, axis=1) + wall_offset_ns,
             ints=words.take(ints, axis=1),
             doubles=seconds[:, : len(shape.own.doubles)],
             texts=self.texts,
         )
+        pause()
         charted = [
             ChartedNumbers(
                 row[_DURATION], row[_BUSY] if model.busy_is_known else None, row[_DATA_WAIT], 0.0,
@@ -193,16 +205,18 @@ class Models:
             some = [steps[place] for place in places]
             words = kind.words(b"".join([batch.raw for batch, _ in some]), [at for _, at in some])
             free = np.ones(len(places), dtype=bool)
+            pause()
             if ends:
                 free &= ~kind.have_ended(words, ends)
+                pause()
             for model in kind.models:
-                fits = free & model.fits(words)
+                fits = free & model.fits(words, pause)
                 rows = np.flatnonzero(fits).tolist()
+                pause()
                 if len(rows) < LEAST_STEPS:
                     continue
                 free &= ~fits
-                pause()
-                regular = model.follow(words if len(rows) == len(words) else words[rows])
+                regular = model.follow(words if len(rows) == len(words) else words[rows], pause)
                 short = [n for n, texts in enumerate(regular.texts) if _is_short(texts)]
                 found.append((regular.only(short), [places[rows[n]] for n in short]))
         return found
@@ -240,7 +254,9 @@ class Models:
         if kind is None:
             kind = self._kinds[kinds] = _Kind(kinds)
         words = kind.words(batch.raw, [previous_end_ns])
-        if not any(model.fits(words)[0] for model in kind.models) and kind.is_seen_again(words):
+        if not any(model.fits(words, no_pause)[0] for model in kind.models) and kind.is_seen_again(
+            words
+        ):
             model = Model.of(
                 kind,
                 words,
@@ -506,28 +522,37 @@ class Model:
             ints_below=ints_below,
         )
 
-    def fits(self, words: Words) -> NDArray[np.bool_]:
+    def fits(self, words: Words, pause: Callable[[], None]) -> NDArray[np.bool_]:
         """Which steps are like this one."""
         kind = self.kind
-        times_ns = words.take(self.in_order, axis=1)
         fits: NDArray[np.bool_] = (words.take(kind.fixed, axis=1) == self.fixed).all(axis=1)
+        pause()
+        times_ns = words.take(self.in_order, axis=1)
+        pause()
         fits &= (times_ns[:, 1:] > times_ns[:, :-1]).all(axis=1)
+        pause()
         fits &= (kind.long_gaps(words) == self.long_gaps).all(axis=1)
         known = _are_known(words, self.read_first, self.read_last)
         fits &= (known == self.is_known).all(axis=1)
         return fits
 
-    def follow(self, words: Words) -> RegularSteps:
+    def follow(self, words: Words, pause: Callable[[], None]) -> RegularSteps:
         """Steps that fit."""
-        told_ns = words.take(self.to_ns, axis=1) - words.take(self.from_ns, axis=1)
-        rounded_us = (told_ns + 500) // 1000
         n, pack = self.phases, self.columns.pack
-        texts = [
-            pack(row[:n], row[n : 2 * n], row[2 * n :], counts)
-            for row, counts in zip(
-                rounded_us.tolist(), words.take(self.counts, axis=1).tolist(), strict=True
-            )
-        ]
+        counts = words.take(self.counts, axis=1)
+        texts = []
+        some = max(1, _NUMBERS_AT_ONCE // (_STEP_AS_NUMBERS + self.to_ns.size))
+        for begin in range(0, len(words), some):
+            pause()
+            part = words[begin : begin + some]
+            told_ns = part.take(self.to_ns, axis=1) - part.take(self.from_ns, axis=1)
+            rounded_us = (told_ns + 500) // 1000
+            texts += [
+                pack(row[:n], row[n : 2 * n], row[2 * n :], mine)
+                for row, mine in zip(
+                    rounded_us.tolist(), counts[begin : begin + some].tolist(), strict=True
+                )
+            ]
         return RegularSteps(self, words, texts)
 
 

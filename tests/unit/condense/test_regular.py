@@ -15,6 +15,7 @@ from argus_otel.condense.condenser import Costs
 from argus_otel.encode import ShapedSpanEncoder, StepRowsEncoder, encode_span
 from argus_otel.wire import events
 from argus_otel.wire.codes import OPS
+from argus_otel.wire.digest import RepeatedColumns
 from argus_otel.wire.identity import Compilation, Group
 
 COMPILED = [Compilation(function="f", reason="")]
@@ -212,6 +213,30 @@ def test_the_steps_of_a_plain_loop_follow_a_model(make_job):
     assert regular_steps(parts) == 39
     assert len(job.condenser._models._kinds) == 1
     assert job.condenser.steps_seen == 48
+
+
+def test_columns_of_many_collectives_give_the_gil_away(make_job, monkeypatch):
+    """While they are packed: every 1024 numbers, however many steps are condensed at once."""
+    job = make_job()
+    loop = ([(False, 5, True, [(0, "all_reduce")] * 180)], *DDP[1:])
+    packed = [0]
+    pack = RepeatedColumns.pack
+
+    def count(self, start_us, duration_us, arrival_us, counts):
+        packed[-1] += len(arrival_us)
+        return pack(self, start_us, duration_us, arrival_us, counts)
+
+    monkeypatch.setattr(RepeatedColumns, "pack", count)
+    monkeypatch.setattr(job, "_count_pause", lambda: packed.append(0))
+    at = 1_000_000
+    for n in range(28):
+        at = write_step(job, loop, at, n % 50, None)
+        if n == 7:
+            job.take()
+
+    assert regular_steps(job.take()) >= 19
+    assert sum(packed) == 20 * 180
+    assert max(packed) <= 1024
 
 
 @pytest.mark.parametrize("turns", [(None, "gap"), (None, None, "gap"), (None, "gap", "rule")])
