@@ -30,6 +30,7 @@ import numpy as np
 from argus_otel.condense.steps import CHUNK, LEAST_GAP_NS, no_pause
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
+from argus_otel.wire.codes import PHASES
 from argus_otel.wire.digest import VERSION, ChartedNumbers, RepeatedColumns
 from argus_otel.wire.packed import MAX_ATTRIBUTE_CHARACTERS
 from argus_otel.wire.spans import ShapedSpan, SpanShape, StepRows, StepShape
@@ -63,8 +64,8 @@ _STEP_AS_NUMBERS: Final = 64
 
 _ORDINARY: Final = bytes(
     (
-        events.COLLECTIVE, events.DATA, events.FORWARD, events.BACKWARD, events.OPTIMIZER,
-        events.STEP_END,
+        events.COLLECTIVE, events.WAIT, events.DATA, events.FORWARD, events.BACKWARD,
+        events.OPTIMIZER, events.PHASE, events.WORK, events.STEP_END,
     )
 )  # fmt: skip
 _NOT_A_PHASE: Final = events.NESTED | events.NO_GRAD
@@ -130,6 +131,10 @@ class RegularSteps:
         model, words = self.model, self.words
         seconds = np.maximum(words.take(model.readings, axis=1) @ model.sums, 0) * 1e-9
         seconds[:, _SELF_CPU] = self_cpu_s
+        for column, places in model.works.items():
+            amounts = words.take(places, axis=1).astype(np.float64)
+            # One by one, and so rounded as by the general way; no sum of numpy's is.
+            seconds[:, column] = np.add.accumulate(amounts, axis=1)[:, -1]
         if memory_bytes is not None:
             words[:, _SPARE] = memory_bytes
         shape = model.shapes[memory_bytes is not None]
@@ -156,7 +161,7 @@ class RegularSteps:
         charted = [
             ChartedNumbers(
                 row[_DURATION], row[_BUSY] if model.busy_is_known else None, row[_DATA_WAIT], 0.0,
-                None, self_cpu_s,
+                None if model.tokens is None else row[model.tokens], self_cpu_s,
             )
             for row in seconds.tolist()
         ]  # fmt: skip
@@ -281,13 +286,18 @@ class Models:
         doubles += [names.ARGUS_STEP_BUSY] * (digest.busy_s is not None)
         doubles += [names.ARGUS_STEP_CPU] * (digest.cpu_s is not None)
         doubles += [names.ARGUS_STEP_RUN_DELAY] * (digest.run_delay_s is not None)
-        constants: dict[str, str | int | float | bool] = {
+        doubles += [names.ARGUS_WORK_TOKENS] * (digest.tokens is not None)
+        doubles += [names.ARGUS_WORK_SAMPLES] * (digest.samples is not None)
+        doubles += [names.ARGUS_WORK_SUM_LEN2] * (digest.sum_len2 is not None)
+        constants: dict[str, str | int | float | bool | tuple[str, ...]] = {
             names.ARGUS_DIGEST_VERSION: VERSION,
             names.DL_RANK: self._rank,
             names.ARGUS_STEP_END_RULE: digest.end_rule,
             names.ARGUS_GC_PAUSE: 0.0,
             names.ARGUS_GC_COUNT: 0,
         }
+        if len(digest.phases.names) > len(PHASES):
+            constants[names.ARGUS_PHASE_NAMES] = digest.phases.names[len(PHASES) :]
         return SpanShape(
             scopes.DIGEST, names.SPAN_RANK_STEP, constants, tuple(ints), tuple(doubles)
         )
@@ -305,21 +315,33 @@ class _Kind:
         """Where the event of each begins."""
         self.passes: list[tuple[int, int]] = []
         """Kind, and where the event begins."""
+        self.waits: list[int] = []
+        self.works: list[int] = []
+        phases: list[int] = []
+        told = {
+            events.COLLECTIVE: self.collectives,
+            events.WAIT: self.waits,
+            events.WORK: self.works,
+            events.PHASE: phases,
+        }
         for place, kind in enumerate(kinds[:-1]):
             at = place * events.WORDS
-            if kind == events.COLLECTIVE:
-                self.collectives.append(at)
+            if kind in told:
+                told[kind].append(at)
             else:
                 self.passes.append((kind, at))
         self.step_end = (len(kinds) - 1) * events.WORDS
         fixed = [at + word for at in self.collectives for word in (_A, _C)]
         fixed += [at + _C for kind, at in self.passes if kind != events.DATA]
+        fixed += [at + _A for at in (*self.waits, *phases, *self.works)]
         self.fixed = _places([*fixed, self.step_end + _T1])
-        """Operations and bytes of collectives, flags of passes, and what ended the step."""
+        """Operations and bytes of collectives, flags of passes, what ended the step, whose waits
+        and phases these are, and what the amounts of work are of."""
         self.sides = [at + side for _, at in self.passes for side in (_T0, _T1)]
         """Begin and end of each pass."""
         arrivals = [at + _T0 for at in self.collectives]
-        self._times = [_BEFORE, *arrivals, *self.sides, self.step_end + _T0]
+        others = [at + side for at in (*self.waits, *phases) for side in (_T0, _T1)]
+        self._times = [_BEFORE, *arrivals, *self.sides, *others, self.step_end + _T0]
         gaps = [
             (before + _T1, at + _T0)
             for (kind_before, before), (kind, at) in pairwise(self.passes)
@@ -404,6 +426,10 @@ class Model:
     sums: Words
     """What is added (1) or subtracted (-1) of the readings, for each of the digest's doubles, and
     last for the time waited."""
+    works: dict[int, Places]
+    """By the double that they add up to, where the amounts of work lie."""
+    tokens: int | None
+    """Which of the doubles that is for tokens."""
     phases: int
     from_ns: Places
     """Begin of what the columns tell: start of each phase, duration of each, and each arrival."""
@@ -475,7 +501,12 @@ class Model:
         read_first, read_last = (_places(side) for side in zip(*read))
         is_known = _are_known(words, read_first, read_last)[0]
         spent = [pair for pair, known in zip(read, is_known.tolist()) if known]
-        waits = [(begin, over, -1) for begin, over in tails]
+        waits = [
+            (at + _T0, at + _T1, -1)
+            for at in kind.waits
+            if record.start_ns <= row[at + _T0] < row[at + _T1]
+        ]
+        waits += [(begin, over, -1) for begin, over in tails]
         durations = [
             [(start, end, 1)],
             [(_BEFORE, start, 1)],
@@ -492,6 +523,15 @@ class Model:
                         *[(*pair, -1) for pair in read[first + 2 :: 2] if pair in spent],
                     ]
                 )
+        works: dict[int, Places] = {}
+        tokens = None
+        for what, name in enumerate(events.WORK_KINDS):
+            if name in record.work:
+                if name == "tokens":
+                    tokens = len(durations)
+                mine = [at + _B for at in kind.works if row[at + _A] == what]
+                works[len(durations)] = _places(mine)
+                durations.append([])
         durations.append([(begin, over, 1) for begin, over, _ in waits])
         readings, sums = _product(durations)
         begins = [begin for begin, _ in phases]
@@ -507,6 +547,8 @@ class Model:
             groups=frozenset(groups),
             readings=readings,
             sums=sums,
+            works=works,
+            tokens=tokens,
             phases=len(phases),
             from_ns=_places([*[start] * len(begins), *begins, *[start] * len(arrivals)]),
             to_ns=_places([*begins, *[over for _, over in phases], *arrivals]),

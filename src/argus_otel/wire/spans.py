@@ -55,7 +55,7 @@ class SpanShape:
 
     scope: str
     name: str
-    constants: Mapping[str, str | int | float | bool]
+    constants: Mapping[str, str | int | float | bool | tuple[str, ...]]
     """Attributes that all of them share."""
     ints: tuple[str, ...] = ()
     """Names of the whole-number attributes that vary."""

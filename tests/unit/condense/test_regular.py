@@ -75,19 +75,22 @@ loops = st.tuples(
     st.booleans(),  # an iteration is known
     st.booleans(),  # CPU time is known
     st.integers(0, 1),  # the group of collectives
+    # What else it records: waits for collectives, phases of the user's, amounts of work.
+    st.sets(st.sampled_from(["waits", "phases", "work"])),
 )
 # What a step has beyond the loop: jitter of its times, and something odd.
 oddities = st.sampled_from(
     [None] * 12
     + ["gc", "end", "late end", "bytes", "gap", "same time", "swapped", "no cpu", "rule", "nested"]
     + ["slow", "compiled", "wait", "device", "no grad", "moved", "moved"]
+    + ["module", "renamed", "less work"]
 )
 jitters = st.lists(st.tuples(st.integers(0, 400), oddities), min_size=4, max_size=24)
 
 
 def write_step(job, loop, at_us, jitter, odd):
     """One step of a loop, in microseconds that the jitter moves; returns its end."""
-    micro, has_iteration, has_cpu, group = loop
+    micro, has_iteration, has_cpu, group, others = loop
     rows = []
     cpu = 1000 * at_us if has_cpu and odd != "no cpu" else events.NONE
 
@@ -97,6 +100,8 @@ def write_step(job, loop, at_us, jitter, odd):
     def event(kind, t0, t1=0.0, a=0, b=0, c=0, d=0):
         rows.append([kind, moment(t0), moment(t1), a, b, c, d])
 
+    if "phases" in others:  # one before the step
+        event(events.PHASE, at_us + 3, at_us + 30 + jitter / 10, 1)
     at = at_us + 50 + jitter
     for waits, gap, ddp, issued in micro:
         if waits:
@@ -104,6 +109,10 @@ def write_step(job, loop, at_us, jitter, odd):
             at += 320 + jitter
         forward = at
         at += 2000 + jitter
+        if "work" in others:
+            amounts = [(0, 4000 + jitter), (2, (1 << 60) + 1000 * jitter)]
+            for what, amount in amounts[odd == "less work" :]:
+                event(events.WORK, forward + 4, 0, what, amount)
         flags = events.NO_GRAD if odd == "no grad" else 0
         event(events.FORWARD, forward, at, cpu, cpu, flags)
         gap_us = 100 * gap if odd != "gap" else 100 * (5 - gap)
@@ -119,6 +128,8 @@ def write_step(job, loop, at_us, jitter, odd):
             size = 1024 if odd != "bytes" else 1000 + jitter
             event(events.COLLECTIVE, arrival, 0, packed, job.counts, size, job.counts)
             job.counts += 1
+            if "waits" in others:  # of which some are over after the next has come
+                event(events.WAIT, arrival + 2, arrival + 12 + jitter / 9, int(odd == "module"))
             if odd in {"end", "late end"}:
                 row = [events.END, moment(arrival + 200), 0, group, 0, 0, job.counts - 1]
                 rows.append(row)
@@ -126,6 +137,9 @@ def write_step(job, loop, at_us, jitter, odd):
             events.BACKWARD, backward, at, 0, events.NONE,
             (events.DDP_WAITS * ddp) | (events.NESTED * (odd == "nested")),
         )  # fmt: skip
+        if "phases" in others:  # around a pass, or within
+            event(events.PHASE, forward + 5, backward + 50, int(odd == "renamed"))
+            event(events.PHASE, backward + 60, backward + 70 + jitter, 2)
         at += 15
     if odd == "slow":
         at += 40_000
@@ -160,8 +174,9 @@ def write_step(job, loop, at_us, jitter, odd):
 
 def condensed(make_job, loop, jitters, at_once, ratio, *, least):
     job = make_job(
-        baseline_ratio=ratio, groups=list(GROUPS), compilations=list(COMPILED), faults=FaultLog()
-    )
+        baseline_ratio=ratio, groups=list(GROUPS), compilations=list(COMPILED), faults=FaultLog(),
+        phase_names=["tokenize", "reward", "forward"],
+    )  # fmt: skip
     parts = []
     at = 1_000_000
     with pytest.MonkeyPatch.context() as patch:
@@ -193,6 +208,7 @@ DDP = (
     False,
     True,
     0,
+    set(),
 )
 
 
@@ -213,6 +229,23 @@ def test_the_steps_of_a_plain_loop_follow_a_model(make_job):
     assert regular_steps(parts) == 39
     assert len(job.condenser._models._kinds) == 1
     assert job.condenser.steps_seen == 48
+
+
+@pytest.mark.parametrize("others", ["waits", "phases", "work"])
+def test_steps_with_waits_or_what_the_user_adds_follow_a_model(make_job, others):
+    """Where the device is told to wait, so that nobody knows when the operations end."""
+    job = make_job(groups=list(GROUPS), phase_names=["tokenize", "reward", "forward"])
+    loop = (*DDP[:3], 1, {others})
+    at = 1_000_000
+    for n in range(28):
+        at = write_step(job, loop, at, n, None)
+        if n == 7:
+            job.take()
+    parts = job.take()
+
+    assert regular_steps(parts) >= 19
+    tokens = [one.tokens for part in parts for one in part.charted]
+    assert tokens == [4000 + n if others == "work" else None for n in range(28 - len(tokens), 28)]
 
 
 def test_columns_of_many_collectives_give_the_gil_away(make_job, monkeypatch):
@@ -377,7 +410,7 @@ def test_models_are_not_hoarded(make_job):
     for n in range(120):
         micro = [(False, 5, True, [(2, "all_reduce")] * (n // 4))]
         for _ in range(4):
-            at = write_step(job, (micro, False, False, 0), at, 1, None)
+            at = write_step(job, (micro, False, False, 0, set()), at, 1, None)
     job.take()
 
     assert len(job.condenser._models._kinds) <= 16
