@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from argus_otel.condense.operations import folded
 from argus_otel.condense.steps import CHUNK, LEAST_GAP_NS, no_pause
 from argus_otel.semconv import names
 from argus_otel.wire import events, ids, scopes
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
     Words = NDArray[np.int64]
     Places = NDArray[np.intp]
+    Part = tuple[int, int, int]
+    """Of a duration: first and last place, and whether it is added (1) or subtracted (-1)."""
 
 LEAST_STEPS: Final = 4
 """Fewer at once go the general way: a numpy call costs what twenty events do, and a loop that has
@@ -154,7 +157,7 @@ class RegularSteps:
             ids_below=ids_below,
             times_ns=words.take(model.times, axis=1) + wall_offset_ns,
             ints=words.take(ints, axis=1),
-            doubles=seconds[:, : len(shape.own.doubles)],
+            doubles=seconds[:, :-1],
             texts=self.texts,
         )
         pause()
@@ -248,7 +251,9 @@ class Models:
             wall_offset_ns: Unix time minus the events' clock.
         """
         kinds = batch.kinds
-        if len(kinds) > CHUNK or kinds.translate(None, _ORDINARY) or not _is_ordinary(record):
+        if len(kinds) > CHUNK or kinds.translate(None, _ORDINARY):
+            return
+        if record.kernels or record.flags & events.ENDS_CAPTURED:
             return
         if kinds not in self._kinds:
             if len(self._kinds) >= _MAX_KINDS:
@@ -259,6 +264,9 @@ class Models:
         if kind is None:
             kind = self._kinds[kinds] = _Kind(kinds)
         words = kind.words(batch.raw, [previous_end_ns])
+        overs = kind.ends_by_waits(words, record)
+        if overs is None:
+            return
         if not any(model.fits(words, no_pause)[0] for model in kind.models) and kind.is_seen_again(
             words
         ):
@@ -266,6 +274,7 @@ class Models:
                 kind,
                 words,
                 record,
+                overs,
                 digest,
                 timeline,
                 step_id,
@@ -313,6 +322,9 @@ class _Kind:
         been tried. Several, because the steps of a loop may take turns."""
         self.collectives: list[int] = []
         """Where the event of each begins."""
+        self.overs: dict[int, int] = {}
+        """By number of the collective, where the end of the first wait after it lies, if that
+        comes before the next collective; see ``steps.condense_step``."""
         self.passes: list[tuple[int, int]] = []
         """Kind, and where the event begins."""
         self.waits: list[int] = []
@@ -328,6 +340,8 @@ class _Kind:
             at = place * events.WORDS
             if kind in told:
                 told[kind].append(at)
+                if kind == events.WAIT:
+                    self.overs.setdefault(len(self.collectives) - 1, at + _T1)
             else:
                 self.passes.append((kind, at))
         self.step_end = (len(kinds) - 1) * events.WORDS
@@ -393,6 +407,21 @@ class _Kind:
         """The places of all times of a step, earliest first."""
         return sorted(self._times, key=row.tolist().__getitem__)
 
+    def ends_by_waits(self, words: Words, record: StepRecord) -> dict[int, int] | None:
+        """By number of the collective, where its end lies, for those whose end is known.
+
+        None where one is not the end of the wait that follows: then a callback has told it.
+        """
+        columns = record.collectives
+        if columns is None or columns.end_ns is None:
+            return {}
+        row, is_async, overs = words[0].tolist(), columns.operations.is_async, self.overs
+        known = [n for n, end_ns in enumerate(columns.end_ns) if end_ns != events.NONE]
+        for n in known:
+            if is_async[n] or n not in overs or row[overs[n]] != columns.end_ns[n]:
+                return None
+        return {n: overs[n] for n in known}
+
     def have_ended(self, words: Words, ends: Mapping[int, int]) -> NDArray[np.bool_]:
         """In which steps the end of an operation is known, for which models have no place."""
         groups = [
@@ -424,17 +453,20 @@ class Model:
     """Those that it uses, as indices into the process's table."""
     readings: Places
     sums: Words
-    """What is added (1) or subtracted (-1) of the readings, for each of the digest's doubles, and
-    last for the time waited."""
+    """What is added (1) or subtracted (-1) of the readings, for each of the digest's doubles, for
+    those of the spans below, and last for the time waited."""
     works: dict[int, Places]
     """By the double that they add up to, where the amounts of work lie."""
     tokens: int | None
     """Which of the doubles that is for tokens."""
     phases: int
     from_ns: Places
-    """Begin of what the columns tell: start of each phase, duration of each, and each arrival."""
+    """Begin of what the columns tell: start of each phase, duration of each, each arrival, and
+    if any end is known, duration of each collective."""
     to_ns: Places
     """Its end."""
+    plus: Words
+    """What is added: 1 to durations of collectives where they are known."""
     busy_is_known: bool
     counts: Places
     columns: RepeatedColumns
@@ -452,6 +484,7 @@ class Model:
         kind: _Kind,
         words: Words,
         record: StepRecord,
+        overs: Mapping[int, int],
         digest: StepDigest,
         timeline: Sequence[ShapedSpan],
         step_id: bytes,
@@ -478,10 +511,19 @@ class Model:
             ]
         except KeyError:
             return None
-        below = _below(timeline, times, row, step_id)
+        arrivals = [at + _T0 for at in kind.collectives]
+        if any(row[over] < row[arrivals[n]] for n, over in overs.items()):
+            return None
+        blocked: list[list[Part]] = []
+        if record.collectives is not None:
+            blocked = [
+                [(arrivals[n], overs[n], 1) for n in mine if n in overs]
+                for *_, mine in folded(record.collectives.operations, record.collectives.phase)
+            ]
+        below = _below(timeline, times, row, step_id, blocked)
         if below is None or start == _BEFORE or digest.phases.folded:
             return None
-        shapes, parents, ints_below = below
+        shapes, parents, ints_below, doubles_below = below
         first_rows: list[int] = []
         groups: tuple[int, ...] = ()
         if record.collectives is not None:
@@ -532,10 +574,11 @@ class Model:
                 mine = [at + _B for at in kind.works if row[at + _A] == what]
                 works[len(durations)] = _places(mine)
                 durations.append([])
+        durations += doubles_below
         durations.append([(begin, over, 1) for begin, over, _ in waits])
         readings, sums = _product(durations)
         begins = [begin for begin, _ in phases]
-        arrivals = [at + _T0 for at in kind.collectives]
+        waited = list(enumerate(arrivals)) if overs else []
         return cls(
             kind=kind,
             fixed=words[0, kind.fixed],
@@ -550,8 +593,18 @@ class Model:
             works=works,
             tokens=tokens,
             phases=len(phases),
-            from_ns=_places([*[start] * len(begins), *begins, *[start] * len(arrivals)]),
-            to_ns=_places([*begins, *[over for _, over in phases], *arrivals]),
+            from_ns=_places(
+                [*[start] * len(begins), *begins, *[start] * len(arrivals)]
+                + [arrival for _, arrival in waited]
+            ),
+            to_ns=_places(
+                [*begins, *[over for _, over in phases], *arrivals]
+                + [overs.get(n, arrival) for n, arrival in waited]
+            ),
+            plus=np.array(
+                [0] * (2 * len(begins) + len(arrivals)) + [int(n in overs) for n, _ in waited],
+                dtype=np.int64,
+            ),
             busy_is_known=digest.busy_s is not None,
             counts=_places([kind.collectives[n] + _B if n >= 0 else _NO_COUNT for n in first_rows]),
             columns=RepeatedColumns(digest.phases, digest.sync),
@@ -581,6 +634,7 @@ class Model:
     def follow(self, words: Words, pause: Callable[[], None]) -> RegularSteps:
         """Steps that fit."""
         n, pack = self.phases, self.columns.pack
+        k = 2 * n + len(self.kind.collectives)
         counts = words.take(self.counts, axis=1)
         texts = []
         some = max(1, _NUMBERS_AT_ONCE // (_STEP_AS_NUMBERS + self.to_ns.size))
@@ -588,9 +642,9 @@ class Model:
             pause()
             part = words[begin : begin + some]
             told_ns = part.take(self.to_ns, axis=1) - part.take(self.from_ns, axis=1)
-            rounded_us = (told_ns + 500) // 1000
+            rounded_us = (told_ns + 500) // 1000 + self.plus
             texts += [
-                pack(row[:n], row[n : 2 * n], row[2 * n :], mine)
+                pack(row[:n], row[n : 2 * n], row[2 * n : k], mine, row[k:])
                 for row, mine in zip(
                     rounded_us.tolist(), counts[begin : begin + some].tolist(), strict=True
                 )
@@ -609,7 +663,7 @@ _DOUBLES: Final = (
 _DURATION, _, _DATA_WAIT, _SELF_CPU, _BUSY = range(5)
 
 
-def _product(durations: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[Places, Words]:
+def _product(durations: Sequence[Sequence[Part]]) -> tuple[Places, Words]:
     """Sums of differences of readings as a matrix, and the readings that it is for.
 
     Args:
@@ -627,33 +681,46 @@ def _product(durations: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[Place
 
 
 def _below(
-    timeline: Sequence[ShapedSpan], times: Sequence[tuple[int, int]], row: Sequence[int], top: bytes
-) -> tuple[tuple[SpanShape, ...], tuple[int, ...], list[int]] | None:
-    """Shapes and parents of the spans of a timeline, and where their counts lie."""
+    timeline: Sequence[ShapedSpan],
+    times: Sequence[tuple[int, int]],
+    row: Sequence[int],
+    top: bytes,
+    blocked: Sequence[list[Part]],
+) -> tuple[tuple[SpanShape, ...], tuple[int, ...], list[int], list[list[Part]]] | None:
+    """Shapes and parents of the spans of a timeline, where their counts lie, and their doubles.
+
+    Args:
+        timeline: The spans.
+        times: Where the start and the end of each lie.
+        row: The words of the step.
+        top: What they hang below.
+        blocked: Of each fold of collectives, the times blocked, as of ``_product``.
+    """
     number = {top: -1} | {span.span_id: n for n, span in enumerate(timeline)}
     shapes: list[SpanShape] = []
     ints: list[int] = []
+    doubles: list[list[Part]] = []
+    left = iter(blocked)
     for span, (start, _) in zip(timeline, times, strict=True):
         shape = span.shape
         if span.values:
             # Collectives: how many, their bytes, the first one's count, and the time blocked.
             *same, count, blocked_s = span.values
-            if len(same) != 2 or count != row[start - _T0 + _B] or blocked_s:
+            parts = next(left, [])
+            told_s = sum([row[over] - row[begin] for begin, over, _ in parts]) * 1e-9
+            if len(same) != 2 or count != row[start - _T0 + _B] or blocked_s != told_s:
                 return None
-            constants = {**shape.constants, **dict(zip(shape.ints, same)), shape.doubles[0]: 0.0}
-            shape = SpanShape(shape.scope, shape.name, constants, shape.ints[2:])
+            constants = {**shape.constants, **dict(zip(shape.ints, same))}
+            if parts:
+                doubles.append(parts)
+            else:
+                constants[shape.doubles[0]] = 0.0
+            shape = SpanShape(
+                shape.scope, shape.name, constants, shape.ints[2:], shape.doubles if parts else ()
+            )
             ints.append(start - _T0 + _B)
         shapes.append(shape)
-    return tuple(shapes), tuple([number[span.parent_id] for span in timeline]), ints
-
-
-def _is_ordinary(record: StepRecord) -> bool:
-    columns = record.collectives
-    return not (
-        record.flags & events.ENDS_CAPTURED
-        or record.kernels
-        or (columns and columns.end_ns and any(ns != events.NONE for ns in columns.end_ns))
-    )
+    return tuple(shapes), tuple([number[span.parent_id] for span in timeline]), ints, doubles
 
 
 def _is_short(texts: tuple[bytes, bytes]) -> bool:

@@ -120,7 +120,8 @@ class _Layout:
         count = len(shape.below)
         times = _BELOW + 8 * count
         doubles = times + 16 * (1 + count)
-        at = doubles + 8 * len(shape.own.doubles)
+        spans = (shape.own, *shape.below)
+        at = doubles + 8 * sum([len(span.doubles) for span in spans])
         ints = []
         """Place and width of each."""
         for width in widths:
@@ -137,8 +138,7 @@ class _Layout:
         self._goes_on = np.array([128 * more for *_, more in digits], dtype=np.uint8)
         row = _Bytes()
         _put_span(row, shape.own, (_OWN, _ROOT, times), ints)
-        for n, key in enumerate(shape.own.doubles):
-            row.put(double_head(ATTRIBUTES_FIELD, key), doubles + 8 * n, 8)
+        doubles = _put_doubles(row, shape.own, doubles)
         self.own_size = len(row.data)
         if shape.root is not None:
             root = _Bytes()
@@ -150,6 +150,7 @@ class _Layout:
             below = _Bytes()
             parent_id = _OWN if parent < 0 else _BELOW + 8 * parent
             _put_span(below, span, (_BELOW + 8 * n, parent_id, times + 16 * (n + 1)), left)
+            doubles = _put_doubles(below, span, doubles)
             row.put_entry(below)
             left = left[len(span.ints) :]
         self.size = len(row.data)
@@ -206,3 +207,11 @@ def _put_span(
     row.data += FLAGS_FIELD + encode_attributes(ATTRIBUTES_FIELD, shape.constants)
     for key, (place, width) in zip(shape.ints, ints):
         row.put(integer_heads(ATTRIBUTES_FIELD, key)[width], place, width)
+
+
+def _put_doubles(row: _Bytes, shape: SpanShape, at: int) -> int:
+    """A span's doubles, of which the first lies at ``at`` among the values; where those end."""
+    for key in shape.doubles:
+        row.put(double_head(ATTRIBUTES_FIELD, key), at, 8)
+        at += 8
+    return at

@@ -511,7 +511,7 @@ def _plain_attributes(digest: StepDigest) -> dict[str, AttributeValue]:
 class RepeatedColumns:
     """Packs the columns of steps that differ from one another in times and counts alone.
 
-    What does not depend on these is packed once, and no end of a collective is known.
+    What does not depend on these is packed once.
 
     Args:
         phases: Of one of these steps, in lists.
@@ -541,6 +541,7 @@ class RepeatedColumns:
         duration_us: Sequence[int],
         arrival_us: Sequence[int],
         counts: Sequence[int],
+        waited: Sequence[int],
     ) -> tuple[bytes, bytes]:
         """The attributes of the phases and of the vector of one step, as ASCII.
 
@@ -549,6 +550,7 @@ class RepeatedColumns:
             duration_us: Of each phase.
             arrival_us: Of each collective.
             counts: At the step's boundary; of each group, then of each channel.
+            waited: Duration + 1 of each collective, 0 where it is not known; empty where none is.
 
         Cost:
             Background thread. 5 µs with 20 collectives.
@@ -558,7 +560,7 @@ class RepeatedColumns:
         parts = [first]
         for count, after in zip(counts, constant, strict=True):
             parts += (any_varint(count), after)
-        parts += (pack_differences(arrival_us), self._unknown)
+        parts += (pack_differences(arrival_us), pack(waited) if waited else self._unknown)
         return (
             binascii.b2a_base64(phases, newline=False),
             binascii.b2a_base64(b"".join(parts), newline=False),

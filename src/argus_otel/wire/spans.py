@@ -91,7 +91,7 @@ class StepShape:
     """The span above it, where it is this rank that writes it. Its integers are the rank's own
     span's first ones; no doubles."""
     below: tuple[SpanShape, ...]
-    """Shape [K]; no doubles."""
+    """Shape [K]."""
     parents: tuple[int, ...]
     """Which of those below each hangs below; -1 is the rank's own. Shape [K]."""
 
@@ -117,7 +117,7 @@ class StepRows:
     ints: NDArray[np.int64]
     """Of the rank's own span, then of those below; shape [N, I]."""
     doubles: NDArray[np.float64]
-    """Of the rank's own span; shape [N, D]."""
+    """Of the rank's own span, then of those below; shape [N, D]."""
     texts: Sequence[Sequence[bytes]]
     """Of the rank's own span, in UTF-8, for each step."""
 

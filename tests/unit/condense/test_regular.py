@@ -231,11 +231,13 @@ def test_the_steps_of_a_plain_loop_follow_a_model(make_job):
     assert job.condenser.steps_seen == 48
 
 
+@pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize("others", ["waits", "phases", "work"])
-def test_steps_with_waits_or_what_the_user_adds_follow_a_model(make_job, others):
-    """Where the device is told to wait, so that nobody knows when the operations end."""
+def test_steps_with_waits_or_what_the_user_adds_follow_a_model(make_job, others, group):
+    """Where waits tell when the operations end, and where only the device is told to wait."""
     job = make_job(groups=list(GROUPS), phase_names=["tokenize", "reward", "forward"])
-    loop = (*DDP[:3], 1, {others})
+    issued = [(1, "all_reduce"), (3, "all_gather"), (4, "all_reduce"), (7, "all_reduce")]
+    loop = ([(False, 5, True, issued)], False, True, group, {others})
     at = 1_000_000
     for n in range(28):
         at = write_step(job, loop, at, n, None)
@@ -255,9 +257,9 @@ def test_columns_of_many_collectives_give_the_gil_away(make_job, monkeypatch):
     packed = [0]
     pack = RepeatedColumns.pack
 
-    def count(self, start_us, duration_us, arrival_us, counts):
+    def count(self, start_us, duration_us, arrival_us, *others):
         packed[-1] += len(arrival_us)
-        return pack(self, start_us, duration_us, arrival_us, counts)
+        return pack(self, start_us, duration_us, arrival_us, *others)
 
     monkeypatch.setattr(RepeatedColumns, "pack", count)
     monkeypatch.setattr(job, "_count_pause", lambda: packed.append(0))

@@ -27,7 +27,8 @@ def shapes(draw):
         texts=("phases", "sync")[: draw(st.integers(0, 2))],
         root=draw(st.sampled_from([None, SpanShape("digest", "train.step", {}, ints=ordinal)])),
         below=tuple(
-            SpanShape("timeline", f"phase {n}", {"known": False}, ints=("count",) * (n % 2))
+            SpanShape("timeline", f"phase {n}", {"known": False}, ints=("count",) * (n % 2),
+                      doubles=("blocked",) * (n % 3 == 1))
             for n in range(count)
         ),
         parents=tuple(draw(st.integers(-1, n - 1)) for n in range(count)),
@@ -38,7 +39,8 @@ def shapes(draw):
 def some_rows(draw):
     shape = draw(shapes())
     n, k = draw(st.integers(1, 5)), len(shape.below)
-    ints = len(shape.own.ints) + sum(len(span.ints) for span in shape.below)
+    spans = (shape.own, *shape.below)
+    ints, doubles = (sum(len(getattr(span, of)) for span in spans) for of in ("ints", "doubles"))
 
     def each(strategy, size):
         return [draw(st.lists(strategy, min_size=size, max_size=size)) for _ in range(n)]
@@ -54,9 +56,9 @@ def some_rows(draw):
         ids_below=ids(8 * k),
         times_ns=np.array(each(times_ns, 2 + 2 * k), dtype=np.int64),
         ints=np.array(each(int64s, ints), dtype=np.int64),
-        doubles=np.array(
-            each(st.floats(allow_nan=False), len(shape.own.doubles)), dtype=np.float64
-        ).reshape(n, len(shape.own.doubles)),
+        doubles=np.array(each(st.floats(allow_nan=False), doubles), dtype=np.float64).reshape(
+            n, doubles
+        ),
         texts=each(st.text("abc+/=", max_size=300).map(str.encode), len(shape.texts)),
     )
 
@@ -88,7 +90,8 @@ def expected(rows):
     for n, trace_id in enumerate(rows.trace_ids):
         times, ints = rows.times_ns[n].tolist(), rows.ints[n].tolist()
         values = dict(zip(shape.own.ints, ints, strict=False))
-        values |= dict(zip(shape.own.doubles, rows.doubles[n].tolist(), strict=True))
+        doubles = iter(rows.doubles[n].tolist())
+        values |= {key: next(doubles) for key in shape.own.doubles}
         texts = [text.decode() for text in rows.texts[n]]
         values |= dict(zip(shape.texts, texts, strict=True))
         own.append(span_of(shape.own, trace_id, rows.own_ids[n], rows.root_ids[n], times, values))
@@ -99,6 +102,7 @@ def expected(rows):
         ids = [rows.ids_below[n][8 * k : 8 * k + 8] for k in range(len(shape.below))]
         for k, span in enumerate(shape.below):
             values = {key: next(left) for key in span.ints}
+            values |= {key: next(doubles) for key in span.doubles}
             parent_id = rows.own_ids[n] if shape.parents[k] < 0 else ids[shape.parents[k]]
             moments = times[2 + 2 * k : 4 + 2 * k]
             below.append(span_of(span, trace_id, ids[k], parent_id, moments, values))
