@@ -1,4 +1,4 @@
-"""Steps that are like others before them, which nearly all of a job's are.
+"""Steps that are like others before them, as most of a loop's are.
 
 The steps of a loop differ in their times and in little else: the same events come in the same
 order, so the same phases, folds and spans come out of them. What takes most of the work in the
@@ -11,8 +11,11 @@ That is right wherever the general way would decide as it did for the model. It 
 numbers that ``_Kind.fixed`` names, by comparing times with one another, and by whether a gap
 between two passes is long enough to be a phase. So a step follows a model if the first are equal,
 if all its times are in the model's order with no two alike, and if its gaps are long where the
-model's are. For all that is rare (another kind of event, a known end, a reading that is missing
-where the model has it, a step that is kept) there is no model, and the general way is taken.
+model's are. The general way is taken for all others: where garbage was collected, something was
+compiled or an exception raised, where a callback told the end of an operation, where a reading is
+missing that the model has, where passes lie within one another, where there are more than
+``CHUNK`` events, and for a step that is kept. Where asynchronous work overlaps with what the host
+does, so that the order of its times varies from step to step, few steps have the order of a model.
 
 Shape legend: N = steps; W = words of a step's events; P = phases; C = collectives; K = spans of
 the timeline.
