@@ -185,6 +185,8 @@ class Models:
     def __init__(self, rank: int, root: SpanShape | None) -> None:
         self._rank = rank
         self._root = root
+        self._is_worth_it = True
+        """Whether as many steps have come as a model is used for; to learn takes time, too."""
         self._kinds: dict[bytes, _Kind | None] = {}
         """None where they have come once, which may be all: a kind is dear to make."""
 
@@ -205,6 +207,7 @@ class Models:
         Cost:
             Background thread. 100 µs, and 7 µs a step with 20 collectives.
         """
+        self._is_worth_it = len(steps) >= LEAST_STEPS
         by_kind: dict[bytes, list[int]] = {}
         for place, (batch, _) in enumerate(steps):
             by_kind.setdefault(batch.kinds, []).append(place)
@@ -254,7 +257,7 @@ class Models:
             wall_offset_ns: Unix time minus the events' clock.
         """
         kinds = batch.kinds
-        if len(kinds) > CHUNK or kinds.translate(None, _ORDINARY):
+        if not self._is_worth_it or len(kinds) > CHUNK or kinds.translate(None, _ORDINARY):
             return
         if record.kernels or record.flags & events.ENDS_CAPTURED:
             return

@@ -290,6 +290,15 @@ def test_steps_that_take_turns_have_a_model_each(make_job, turns):
     assert len(kind.models) == len(set(turns))
 
 
+def test_a_loop_with_few_steps_a_second_spends_no_time_on_models(make_job):
+    """They would never be used."""
+    job = make_job()
+    for n in range(10):
+        ddp_steps(job, regular.LEAST_STEPS - 1, 1_000_000 + 500_000 * n)
+
+    assert not job.condenser._models._kinds
+
+
 def test_a_step_that_can_have_no_model_is_tried_once(make_job, monkeypatch):
     """A nested pass is none of the phases that a model knows."""
     job = make_job()
