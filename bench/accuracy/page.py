@@ -13,9 +13,9 @@ _INTRODUCTION = """\
 
 Made by `make accuracy` from `bench/accuracy/design.yaml`: simulated jobs of 2 to 12,960 ranks, with one
 planted fault each or none. Detectors were developed on other seeds (`first_seed` in the design), and no
-threshold was chosen on these. One rule was changed after twenty of the runs with 4,096 ranks had been seen:
-slower steps are put under what began with them, not under uneven lengths that had always been there. All runs
-were judged after that. What the detectors are given has the digest's units and layout
+threshold was chosen on these. The score before this one, on other seeds, was lower at 1.1 (88 of 93): where half
+of the peers are slow by a tenth, some of them went unnamed. That rule was changed, and all runs drawn anew.
+What the detectors are given has the digest's units and layout
 (`tests/contract/test_simulated_wire.py`). "Right" asks for the cause **and** the place in one finding of whatever severity: what costs the job nothing now (a slow link that hides
 under compute) is said as information. "As a warning" counts those above that alone, and a false alarm is
 a warning in a healthy run. Information in healthy runs is mostly right as well: checkpoints of the nasty ones
