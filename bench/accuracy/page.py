@@ -15,9 +15,10 @@ Made by `make accuracy` from `bench/accuracy/design.yaml`: simulated jobs of 2 t
 planted fault each or none. Detectors were developed on other seeds (`first_seed` in the design), and no
 threshold was chosen on these. The score before this one, on other seeds, was lower at 1.1 (88 of 93): where half
 of the peers are slow by a tenth, some of them went unnamed. That rule was changed, and all runs drawn anew.
-What the detectors are given has the digest's units and layout
-(`tests/contract/test_simulated_wire.py`). "Right" asks for the cause **and** the place in one finding of whatever severity: what costs the job nothing now (a slow link that hides
-under compute) is said as information. "As a warning" counts those above that alone, and a false alarm is
+What the detectors are given has the digest's units and layout (`tests/contract/test_simulated_wire.py`).
+
+"Right" asks for the cause **and** the place in one finding of whatever severity: what costs the job nothing now
+(a slow link that hides under compute) is said as information. "As a warning" counts those above that alone, and a false alarm is
 a warning in a healthy run. Information in healthy runs is mostly right as well: checkpoints of the nasty ones
 take 5 % of the time where steps are short. A size is the ratio of what is affected: a rank's own time, a
 transfer, a pass; of the step it may be far less. The delay is that of faults that act in every step, but for
