@@ -19,6 +19,7 @@ from argus_otel._runtime.bundled import bundled_path
 from argus_otel.align import align
 from argus_otel.align.steps import with_one_step_count
 from argus_otel.detect import operations
+from argus_otel.detect.arrivals import last_to_arrive
 from argus_otel.detect.compare import PhaseBuilder, Side
 from argus_otel.detect.definition import load_detectors
 from argus_otel.detect.engine import diagnose_run
@@ -186,6 +187,7 @@ def view_of(judged: Judged, *, ui_url: str | None = None, store: Store | None = 
         last_step=int(frame.ordinals_S[-1]) if settled else None,
         ranks_seen=int(frame.ranks_R.size),
         all_abstained=judged.no_verdict,
+        last_to_arrive=last_to_arrive(frame.whole) if judged.no_verdict else None,
         damaged_digests=judged.damaged_digests,
         traits=_traits(frame.whole),
         stages={stage: tuple(frame.ranks_R[of].tolist()) for stage, of in _stages(frame.whole)},

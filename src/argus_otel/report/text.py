@@ -10,6 +10,7 @@ from rich.text import Text
 from argus_otel.report.silence import paragraph, unjudged
 from argus_otel.report.view import (
     cost_of,
+    lateness_line,
     since_of,
     stack_of,
     title_of,
@@ -46,6 +47,8 @@ def print_view(console: Console, view: RunView, *, verbose: bool = False) -> Non
     elif not findings and not view.diagnosis.abstentions:
         style = "green"
     console.print(*_wrapped(console, verdict_line(view), style))
+    if view.no_verdict and view.last_to_arrive is not None:
+        console.print(*_wrapped(console, lateness_line(view.last_to_arrive)))
     if view.no_verdict and not verbose:
         _print_reasons(console, view)
     for finding in findings:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from argus_otel.report.pictures import Pictures
-    from argus_otel.tables.findings import Diagnosis, Finding, Suppressed
+    from argus_otel.tables.findings import Diagnosis, Finding, LastToArrive, Suppressed
     from argus_otel.tables.schemas import RunSummary
 
 _MOST_OF_A_LIST: Final = 8
@@ -55,6 +55,8 @@ class RunView:
     ranks_seen: int
     all_abstained: bool = False
     """Most detectors had too little to judge by."""
+    last_to_arrive: LastToArrive | None = None
+    """Who kept the others waiting, of a run that there is no verdict on."""
     damaged_digests: int = 0
     traits: frozenset[str] = frozenset()
     """What the job has: ``gpu``, ``stages``, ``experts``, ``peers of groups``."""
@@ -123,6 +125,14 @@ def verdict_line(view: RunView) -> str:
     on = "on" if view.no_verdict else "in"
     name = view.run.run_id or view.run.run[:8]
     return f"{headline(view)} {on} {what_was_seen(view)} (run {name})."
+
+
+def lateness_line(last: LastToArrive) -> str:
+    """``Rank 7 comes last in 5 of 8 collectives; …``: a figure, and no blame."""
+    return (
+        f"Rank {last.rank} comes last in {last.collectives} of {counted(last.of, 'collective')}; the first to "
+        f"arrive waits {seconds(last.waited_s)} a step for it in those. Why it is late cannot be told from so few steps."
+    )
 
 
 def title_of(finding: Finding) -> str:

@@ -121,3 +121,16 @@ def diagnosis_document(run: str | None, diagnosis: Diagnosis) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in diagnosis.findings],
         "abstained": [asdict(abstention) for abstention in diagnosis.abstentions],
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastToArrive:
+    """The rank that others waited for most, in a run that is too short for a verdict."""
+
+    rank: int
+    collectives: int
+    """In how many it came last."""
+    of: int
+    """Collectives of which it is known who came last."""
+    waited_s: float
+    """What the first to arrive waited for it, summed over those and divided by the steps."""

@@ -1,10 +1,13 @@
 """What argus says of the real traces, against what is known of them."""
 
 import pytest
+from rich.console import Console
 
 from argus_otel.convert.bytedance import convert_bytedance
 from argus_otel.convert.flight_recorder import convert_flight_recorder
-from argus_otel.service import judge
+from argus_otel.convert.kineto import convert_kineto
+from argus_otel.report.text import print_view
+from argus_otel.service import judge, view_of
 from argus_otel.store.bulk import write_run
 from argus_otel.store.parquet import ParquetStore
 
@@ -41,3 +44,19 @@ def test_the_ranks_with_the_planted_fault_are_named(verdicts):
     """As NVIDIA's log of the injection says."""
     assert verdicts["lock_gil"] == {"hang": (9, 14)}
     assert verdicts["gpu_error"] == {"hang": (12, 14)}
+
+
+def test_of_one_profiled_step_it_is_told_who_keeps_the_others_waiting(data, tmp_path, capsys):
+    """DLRM on eight ranks: a figure, and nobody is blamed for its compute."""
+    (conversion,) = convert_kineto([data / "param/dlrm_kineto.tar.gz"])
+    write_run(tmp_path, conversion.summary, conversion.blocks)
+
+    view = view_of(judge(ParquetStore(tmp_path), "latest"))
+    print_view(Console(width=200), view)
+
+    last = view.last_to_arrive
+    assert (last.rank, last.collectives, last.of) == (7, 5, 8)
+    assert last.waited_s == pytest.approx(0.00924, rel=0.01)
+    assert view.diagnosis.findings == ()
+    said = capsys.readouterr().out
+    assert "Rank 7 comes last in 5 of 8 collectives; the first to arrive waits 9.24 ms" in said
