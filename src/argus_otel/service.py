@@ -63,6 +63,8 @@ READ_COLUMNS: Final = {
     "micro_batches": PASS_COLUMNS,
 }  # fmt: skip
 """Of a large run, what detectors need."""
+_FEW_STEPS: Final = 10
+"""Settled steps below which no detector of windows says anything."""
 _LOOKED_AT: Final = 20
 """Findings of a large run whose steps are read for the report and for publishing."""
 
@@ -187,7 +189,9 @@ def view_of(judged: Judged, *, ui_url: str | None = None, store: Store | None = 
         last_step=int(frame.ordinals_S[-1]) if settled else None,
         ranks_seen=int(frame.ranks_R.size),
         all_abstained=judged.no_verdict,
-        last_to_arrive=last_to_arrive(frame.whole) if judged.no_verdict else None,
+        last_to_arrive=last_to_arrive(frame.whole)
+        if judged.no_verdict and settled < _FEW_STEPS
+        else None,
         damaged_digests=judged.damaged_digests,
         traits=_traits(frame.whole),
         stages={stage: tuple(frame.ranks_R[of].tolist()) for stage, of in _stages(frame.whole)},

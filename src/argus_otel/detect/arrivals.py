@@ -19,9 +19,17 @@ if TYPE_CHECKING:
 
 
 def last_to_arrive(run: Run) -> LastToArrive | None:
-    """The rank whose lateness the others waited for most; None where no end is known."""
+    """The rank whose lateness the others waited for most.
+
+    Returns:
+        None where a rank of the job was not seen, or of no collective all ends are known: somebody
+        is always the last of those seen, and the last of all may be another.
+    """
+    if run.ranks_R.size < run.world_size or not run.groups:
+        return None
     seen = run.operations
-    known_AL = (seen.last_AL >= 0) & (seen.group_L >= 0)[None, :]
+    size_G = np.array([group.members.size for group in run.groups])
+    known_AL = (seen.last_AL >= 0) & (seen.group_L >= 0) & (seen.members_AL == size_G[seen.group_L])
     last = seen.last_AL[known_AL]
     if not last.size:
         return None

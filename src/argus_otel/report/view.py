@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from argus_otel.report.links import trace_url
@@ -314,9 +314,11 @@ def what_was_seen(view: RunView) -> str:
 
 
 def document_of(view: RunView, document: dict[str, Any]) -> dict[str, Any]:
-    """The findings document with links added where the pages' address is known."""
+    """The findings document with links, where the pages' address is known, and who came last."""
     for finding, data in zip(view.diagnosis.findings, document["findings"], strict=True):
         url = view.trace_url(finding)
         if url is not None:
             data["evidence"] = {**data["evidence"], "url": url}
+    if view.last_to_arrive is not None:
+        document["last_to_arrive"] = asdict(view.last_to_arrive)
     return document

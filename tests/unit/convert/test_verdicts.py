@@ -1,11 +1,15 @@
 """What argus says of the real traces, against what is known of them."""
 
+import json
+
 import pytest
 from rich.console import Console
 
 from argus_otel.convert.bytedance import convert_bytedance
 from argus_otel.convert.flight_recorder import convert_flight_recorder
 from argus_otel.convert.kineto import convert_kineto
+from argus_otel.report.html import render_html
+from argus_otel.report.json import render_json
 from argus_otel.report.text import print_view
 from argus_otel.service import judge, view_of
 from argus_otel.store.bulk import write_run
@@ -59,4 +63,21 @@ def test_of_one_profiled_step_it_is_told_who_keeps_the_others_waiting(data, tmp_
     assert last.waited_s == pytest.approx(0.00924, rel=0.01)
     assert view.diagnosis.findings == ()
     said = capsys.readouterr().out
-    assert "Rank 7 comes last in 5 of 8 collectives; the first to arrive waits 9.24 ms" in said
+    told = "Rank 7 comes last in 5 of 8 collectives; the first to arrive waits 9.24 ms"
+    assert told in said
+    assert told in render_html(view)
+    assert json.loads(render_json(view))["last_to_arrive"]["rank"] == 7
+
+
+def test_of_two_ranks_seen_of_many_none_is_said_to_be_last(data, tmp_path, capsys):
+    """Any of the other 126 may have come later."""
+    (conversion,) = convert_kineto(sorted((data / "hta").glob("sampled_rank-*.json.gz")))
+    write_run(tmp_path, conversion.summary, conversion.blocks)
+
+    view = view_of(judge(ParquetStore(tmp_path), "latest"))
+    print_view(Console(width=200), view)
+
+    assert view.no_verdict
+    assert view.last_to_arrive is None
+    assert "last" not in capsys.readouterr().out
+    assert "last_to_arrive" not in json.loads(render_json(view))
