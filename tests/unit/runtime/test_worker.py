@@ -42,18 +42,31 @@ def receiver():
 
 
 @pytest.fixture
-def worker(receiver):
-    """A small ring; no thread, since nothing is started."""
-    worker = Worker(
-        Settings(ring_events=1024),
-        FaultLog(),
-        Sender(targets_from_environment(receiver.environment), first_post_jitter_s=0),
-        resource=lambda: {"service.name": "test"},
-        metric_interval_s=None,
-    )
-    worker.recorder.set_identity(IDENTITY)
-    yield worker
-    worker._sender.close()
+def make_worker(receiver):
+    """Makes workers that send to the endpoint; no thread, since nothing is started."""
+    made = []
+
+    def make(*, metric_interval_s=None, **settings):
+        worker = Worker(
+            Settings(ring_events=1024, **settings),
+            FaultLog(),
+            Sender(targets_from_environment(receiver.environment), first_post_jitter_s=0),
+            resource=lambda: {"service.name": "test"},
+            metric_interval_s=metric_interval_s,
+        )
+        worker.recorder.set_identity(IDENTITY)
+        made.append(worker)
+        return worker
+
+    yield make
+    for worker in made:
+        worker._sender.close()
+
+
+@pytest.fixture
+def worker(make_worker):
+    """One with a small ring."""
+    return make_worker()
 
 
 BEGAN_MS = monotonic_ns() // MS + 3_600_000
@@ -261,38 +274,23 @@ def test_an_event_that_does_not_fit_costs_its_step_nothing_else(worker, receiver
     assert told["argus.step.duration"] == pytest.approx(0.021)
 
 
-def test_metrics_add_up_over_the_rounds(receiver):
+def test_metrics_add_up_over_the_rounds(make_worker, receiver):
     """Waits, steps: what a dashboard takes the rate of."""
-    worker = Worker(
-        Settings(ring_events=1024),
-        FaultLog(),
-        Sender(targets_from_environment(receiver.environment), first_post_jitter_s=0),
-        resource=lambda: {"service.name": "test"},
-        metric_interval_s=3600,
-    )
-    worker.recorder.set_identity(IDENTITY)
+    worker = make_worker(metric_interval_s=3600)
     for ordinal in range(3):
         at = BEGAN_MS + 100 * ordinal
         worker.recorder.append(events.WAIT, (at + 2) * MS, (at + 7) * MS, 0, 0, 0, 0)
         step(worker, ordinal)
         assert worker.flush(30)
-    worker._sender.close()
 
     for name, each in ((names.METRIC_ARGUS_COLLECTIVE_WAIT, 0.005), (names.METRIC_ARGUS_STEPS, 1)):
         values = [metric.points[0].value for metric in receiver.metrics(name=name)]
         assert values == pytest.approx([each, 2 * each, 3 * each])
 
 
-def test_the_thread_outlives_a_bug_in_a_round(receiver, monkeypatch):
+def test_the_thread_outlives_a_bug_in_a_round(make_worker, receiver, monkeypatch):
     """What comes after it is sent."""
-    worker = Worker(
-        Settings(ring_events=1024, interval_s=0.05),
-        FaultLog(),
-        Sender(targets_from_environment(receiver.environment), first_post_jitter_s=0),
-        resource=lambda: {"service.name": "test"},
-        metric_interval_s=None,
-    )
-    worker.recorder.set_identity(IDENTITY)
+    worker = make_worker(interval_s=0.05)
     whole, failed = worker._cycle, threading.Event()
 
     def fail_once():
