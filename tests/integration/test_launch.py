@@ -274,12 +274,15 @@ def test_ranks_that_a_program_starts_itself_are_traced(launch, receiver, start):
         LOOP
         + f"""
     import torch.multiprocessing as mp
+    from opentelemetry import trace
 
     def rank(index):
         import torch.distributed as dist
         store = dist.FileStore(str(FOLDER / "store"), 2)
         dist.init_process_group("gloo", store=store, rank=index, world_size=2)
         train(2)
+        with trace.get_tracer("user").start_as_current_span("user.own"):
+            pass
         report(index=index)
         dist.destroy_process_group()
 
@@ -291,8 +294,13 @@ def test_ranks_that_a_program_starts_itself_are_traced(launch, receiver, start):
     job = launch(script, env=receiver.environment).finish()
 
     assert [(d.rank, d.ordinal) for d in digests(receiver)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert pids(receiver.spans()) == {line["pid"] for line in job.results()}
+    own = receiver.spans(name="user.own")
+    ours = [span for span in receiver.spans() if span not in own]
+    assert pids(ours) == {line["pid"] for line in job.results()}
     assert len({span.trace_id for span in receiver.spans(name="rank.step")}) == 2
+    # The third step's, which has no end: one trace, and below each rank's own span.
+    assert len({span.trace_id for span in own}) == 1
+    assert len({span.parent_span_id for span in own}) == 2
 
 
 def test_a_program_of_one_process_needs_no_process_group(launch, receiver):

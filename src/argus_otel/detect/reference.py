@@ -177,8 +177,7 @@ class Comparison:
             if n < FEW_PEERS:
                 sigma = np.fmax(sigma, median_over(sigma, axis=0))
             noise = _noise(sigma, np.max(self.known_R[these], axis=1))
-            # The groups that nobody asked for have a say in how far ranks are apart.
-            noise_G = np.full(len(bucket), np.fmax.reduce(noise))
+            noise_G = np.full(len(bucket), np.nan)
             noise_G[asked if n >= FEW_PEERS else slice(None)] = noise
             spread = spread_between(self.level_R[bucket], noise_G)
             spread = spread if n < FEW_PEERS else spread[asked]

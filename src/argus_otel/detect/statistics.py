@@ -272,7 +272,8 @@ def spread_between(level: Floats, noise: Floats) -> Floats:
 
     Args:
         level: Shape [groups, n], NaN unknown.
-        noise: Shape [groups]; what a level errs by.
+        noise: Shape [groups]; what a level errs by. NaN for groups that are not asked about, and only
+            say how far ranks of other groups are apart.
 
     Returns:
         Shape [groups], ``noise`` or more.
@@ -294,10 +295,12 @@ def spread_between(level: Floats, noise: Floats) -> Floats:
         variance = free * own**2 + others.sum() - others
         free = free + (groups - 1) * (least - 1)
         own = np.sqrt(variance / free)
-    own = np.fmax(own, noise) * (1 + 1 / np.sqrt(2 * free))
-    parted = (gaps.max(axis=-1) > luck_of_slowest(n) * own) & (free >= FEW_PEERS - 1)
-    usual = np.fmax(usual, pooled_spread(level[~parted]))
-    return np.where(parted, own, usual)
+    enough = free >= FEW_PEERS - 1
+    error, gap = 1 + 1 / np.sqrt(2 * free), gaps.max(axis=-1) / luck_of_slowest(n)
+    # Which groups say it does not depend on which are asked about, and so not on noise.
+    usual = np.fmax(usual, pooled_spread(level[(gap <= own * error) | ~enough]))
+    own = np.fmax(own, noise) * error
+    return np.where((gap > own) & enough, own, usual)
 
 
 def _standard_deviation(values: Floats) -> Floats:

@@ -1,5 +1,10 @@
 """All detectors together on simulated jobs: silent where all is well, one finding for one fault."""
 
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from argus_otel._runtime.bundled import bundled_path
@@ -108,3 +113,37 @@ def test_no_detector_fails_on_a_run_without_anything_optional(detector):
 
     assert said.findings == ()
     assert "detector_error" not in {abstention.code for abstention in said.abstentions}
+
+
+def test_where_few_ends_are_known_the_others_are_said_to_wait_where_it_was_seen():
+    """As on CPU hosts, where the end of most reductions is nobody's business."""
+    fault = "compute:rank=3,factor=1.8,from=20"
+    tables = build_run({"simulate": {"cluster": "ddp-8", "steps": 60, "faults": [fault]}})
+    rows = tables.collectives
+    seen = pc.equal(pc.subtract(rows["ordinal"], pc.multiply(pc.divide(rows["ordinal"], 7), 7)), 0)
+    place = rows.schema.get_field_index("duration_s")
+    hidden = pc.if_else(seen, rows["duration_s"], None)
+    tables = replace(tables, collectives=rows.set_column(place, rows.field(place), hidden))
+
+    (finding,) = diagnose(tables, DETECTORS).diagnosis.findings
+
+    assert finding.ranks == (3,)
+    assert finding.evidence["others_waited_s"] > 0.01
+    assert finding.evidence["others_waited_in"] == "all_reduce of dp"
+
+
+@pytest.mark.parametrize("rough", [False, True])
+def test_a_rough_start_hides_no_late_pass(rough):
+    """Two passes a step: how far they are apart by chance is not read from the warm-up."""
+    fault = "micro_batch:stage=1,extra_s=0.06,index=1,from=40"
+    tables = build_run({"simulate": {"cluster": "moe-64", "steps": 81, "faults": [fault]}})
+    passes = tables.micro_batches
+    ordinal = passes["ordinal"].to_numpy()
+    noise = np.random.default_rng(0).lognormal(0, 0.8 * rough, ordinal.size)
+    durations = passes["duration_s"].to_numpy() * np.where(ordinal < 10, noise, 1.0)
+    place = passes.schema.get_field_index("duration_s")
+    passes = passes.set_column(place, passes.field(place), pa.array(durations))
+
+    findings = diagnose(replace(tables, micro_batches=passes), DETECTORS).diagnosis.findings
+
+    assert [f.cause for f in findings if f.severity != "info"] == ["pipeline_imbalance"]

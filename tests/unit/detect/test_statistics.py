@@ -142,3 +142,25 @@ def test_ranks_without_data_do_not_change_the_spread():
     with_gone, without = spread_between(gone, noise)[0], spread_between(level, noise)[0]
 
     assert with_gone == pytest.approx(without, rel=0.01)
+
+
+def test_a_spread_that_is_measured_on_few_ranks_has_its_own_error_on_top():
+    """One standard error: healthy ranks that are a little further apart are healthy, too."""
+    healthy = np.linspace(-0.01, 0.01, 16)
+    level = np.concatenate([healthy, healthy + 0.2])[None]
+
+    (found,) = spread_between(level, np.array([0.001]))
+
+    assert found == pytest.approx(np.std(healthy, ddof=1) * (1 + 1 / np.sqrt(2 * 15)))
+    assert spread_between(level, np.array([0.05]))[0] >= 0.05
+
+
+def test_who_is_asked_about_does_not_change_what_is_said_of_a_group():
+    """The others have their say all the same."""
+    level = some_levels(5, 8, 4, 0.15, seed=7)
+    noise = np.linspace(0.001, 0.009, 5)
+    together = spread_between(level, noise)
+
+    for group in range(5):
+        alone = np.where(np.arange(5) == group, noise, np.nan)
+        assert spread_between(level, alone)[group] == together[group]

@@ -15,7 +15,7 @@ from argus_otel.align import align
 from argus_otel.cli import compare as command
 from argus_otel.cli.compare import read_stretch
 from argus_otel.detect.compare import PhaseBuilder, Side, compare, comparison_document
-from argus_otel.detect.kernel_times import ranks_to_read
+from argus_otel.detect.kernel_times import kernel_seconds, ranks_to_read
 from argus_otel.detect.run import run_of
 from argus_otel.simulate.cluster import PRESETS
 from argus_otel.simulate.faults import parse_fault
@@ -23,6 +23,7 @@ from argus_otel.simulate.model import Model
 from argus_otel.simulate.tables import RunName, TableMaker
 from argus_otel.store.bulk import write_run
 from argus_otel.tables.schemas import RunSummary
+from argus_otel.wire.kernels import REST
 
 
 def side(cluster, *faults, seed=1, steps=60, label="run", **changes):
@@ -315,3 +316,27 @@ def test_kernels_are_compared_from_a_store_too(tmp_path):
     named = [part for part in slower if part["kind"] == "kernel"]
     assert named
     assert all(place["ranks"] == [3] for part in named for place in part["places"])
+
+
+def test_of_many_steps_the_latest_kernels_are_read_and_what_was_folded_into_one_is_none():
+    """Sixty of them; the rest of a step has no name to compare by."""
+    after = side("ddp-8", steps=90)
+    rows = after.run.rows("kernels", (0, 90), None)
+    renamed = pc.if_else(pc.equal(rows["name"], "gemm"), REST, rows["name"])
+    rows = rows.set_column(rows.schema.get_field_index("name"), "name", renamed)
+    asked = []
+
+    def read(table, steps, ranks):
+        asked.append(steps)
+        at = pc.and_(
+            pc.greater_equal(rows["ordinal"], steps[0]), pc.less(rows["ordinal"], steps[1])
+        )
+        return rows.filter(at)
+
+    run = replace(after.run, rows=read, cached={})
+    found = kernel_seconds(run, np.arange(10, 90), list(range(8)))
+
+    assert asked[-1] == (30, 90)
+    assert found
+    assert REST not in found
+    assert {values.shape for values in found.values()} == {(60, 8)}

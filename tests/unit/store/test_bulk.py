@@ -15,6 +15,7 @@ from argus_otel.store import bulk, windows
 from argus_otel.store.bulk import write_run
 from argus_otel.store.dataset import read_manifest
 from argus_otel.store.parquet import ParquetStore
+from argus_otel.store.row_groups import RowGroups
 from argus_otel.store.windows import StepIndex
 from argus_otel.store.writer import ParquetWriter
 from argus_otel.tables.schemas import (
@@ -310,6 +311,27 @@ def test_files_that_were_read_past_are_let_go(tmp_path, job_spans):
 
     assert len(held) > 6
     assert max(held) <= 4
+
+
+def test_a_row_group_that_two_windows_share_is_decoded_once(tmp_path, monkeypatch):
+    """Windows go by the table with most rows; those of others reach over their ends."""
+    write_run(tmp_path, SUMMARY, [block(*range(8))])
+    (folder,) = tmp_path.glob("night-*")
+    decoded = []
+    read = RowGroups.read
+
+    def counted(groups, numbers):
+        decoded.extend((groups._path.parent.name, number) for number in numbers)
+        return read(groups, numbers)
+
+    monkeypatch.setattr(RowGroups, "read", counted)
+    index = StepIndex(folder, read_manifest(folder))
+    windows = index.windows(60)
+    rows = [index.read("steps", window) for window in windows]
+
+    assert len(windows) > 1
+    assert decoded == [("steps", 0)]
+    assert sorted(pa.concat_tables(rows)["ordinal"].unique().to_pylist()) == list(range(8))
 
 
 def test_a_run_without_steps_still_gives_one_block(tmp_path):

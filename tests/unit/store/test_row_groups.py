@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from argus_otel.store.row_groups import RowGroups
+from argus_otel.store.windows import _cut
 
 SCHEMA = pa.schema(
     [
@@ -95,3 +96,14 @@ def test_a_file_that_is_gone_is_missing(written, tmp_path):
 
     with pytest.raises(FileNotFoundError):
         list(reader.read([0]))
+
+
+def test_rows_that_are_not_in_the_order_of_steps_are_cut_as_those_that_are() -> None:
+    """A store that several ranks' batches were written into has them as they came."""
+    ordinal = [3, 1, 2, 0, 2, 4]
+    rows = pa.table({"ordinal": pa.array(ordinal, pa.int64()), "row": list(range(6))})
+
+    assert _cut(rows, (1, 3))["row"].to_pylist() == [1, 2, 4]
+    assert _cut(rows.sort_by("ordinal"), (1, 3))["ordinal"].to_pylist() == [1, 2, 2]
+    assert _cut(rows.sort_by("ordinal"), (None, 2))["ordinal"].to_pylist() == [0, 1]
+    assert _cut(rows.sort_by("ordinal"), (9, None)).num_rows == 0
