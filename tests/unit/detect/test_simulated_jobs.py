@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
