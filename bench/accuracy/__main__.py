@@ -12,9 +12,11 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -32,6 +34,8 @@ from paired import as_json, describe_environment, write_results
 
 _LARGE = 1000
 RESULTS = Path(__file__).parents[1] / "results"
+RECORDS = Path(__file__).with_name("records")
+"""Of what was judged so far. Not in .cache, which building the documentation empties."""
 
 
 def main() -> int:
@@ -47,7 +51,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     warnings.simplefilter("ignore", RuntimeWarning)  # medians of nothing, in the baselines
-    kept = Path(".cache") / f"accuracy{'-quick' if options.quick else ''}.jsonl"
+    kept = RECORDS / ("quick.jsonl" if options.quick else "whole.jsonl")
     kept.parent.mkdir(exist_ok=True)
     if options.fresh or options.quick:
         kept.unlink(missing_ok=True)
@@ -63,15 +67,26 @@ def main() -> int:
     runs.sort(key=lambda run: (PRESETS[run.cluster].ranks > _LARGE, _shuffled(run.id)))
     with (
         kept.open("a", encoding="utf-8") as record,
-        ProcessPoolExecutor(options.workers) as workers,
+        # Ctrl-C reaches the whole group of processes, and ends those that judge where they are.
+        ProcessPoolExecutor(
+            options.workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)
+        ) as workers,
     ):
         waiting = [workers.submit(judge, run) for run in runs]
         finished = track(as_completed(waiting), "judging", total=len(waiting), disable=options.json)
-        for future in finished:
-            outcome = future.result()
-            record.write(json.dumps(outcome) + "\n")
-            record.flush()
-            done[outcome["id"]] = outcome
+        try:
+            for future in finished:
+                outcome = future.result()
+                record.write(json.dumps(outcome) + "\n")
+                record.flush()
+                done[outcome["id"]] = outcome
+        except (KeyboardInterrupt, BrokenProcessPool) as error:
+            workers.shutdown(wait=False, cancel_futures=True)
+            interrupted = isinstance(error, KeyboardInterrupt)
+            why = "" if interrupted else f" ({error})"
+            print(f"Stopped{why}: {len(done)} of {len(design)} runs are judged and kept in {kept}. "
+                  "The same command goes on from there.", file=sys.stderr)  # fmt: skip
+            return 130 if interrupted else 1
     said = list(findings_of(list(done.values()), design))
     if options.calibrate:
         calibrate(said)

@@ -24,7 +24,7 @@ _VOID = _PACK(events.VOID, 0, 0, 0, 0, 0, 0)
 
 
 class EventRing:
-    """Bounded memory for events: about 260 bytes for each that it holds, 312 at most.
+    """Bounded memory for events: about 270 bytes for each that it holds, 321 at most.
 
     Args:
         capacity: Events held at most; beyond, the oldest go.
