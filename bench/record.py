@@ -5,7 +5,8 @@
 Each row is a pair of alternating blocks in one process: the bare thing and the same with argus's
 hook. The difference of a pair, in microseconds a call, is what the hook costs; the interval is
 that of the median over pairs. Blocks last milliseconds, shorter than what a scheduler hands to somebody
-else, and there are many. The last rows come from a job of two ranks, in which the backend's
+else, and there are many. Before each the ring is emptied, as the worker does every second: one
+that is never emptied takes fresh memory for every event, which no job's does. The last rows come from a job of two ranks, in which the backend's
 thread takes the GIL from the trainer. ``counted as`` is what the worker's table charges for the
 event (``worker._HOOK_COST_NS``), by which argus counts its share of the training thread's time.
 """
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from argus_otel.record.ring import EventRing
     from paired import Spread
 
 _BUCKET_VALUES = 36_864  # 144 KB, as one bucket of the other loops
@@ -115,7 +117,7 @@ def one_process(pairs: int) -> list[Row]:
     """Phases and step boundaries."""
     tracer = make_tracer()
     recorder, steps = tracer.recorder, tracer.instrumentation.steps
-    append = recorder.append
+    ring, append = recorder.ring, recorder.append
     hooks = ForwardHooks(recorder, steps)
     backward = BackwardTimer(recorder, steps).wrap(_nothing)
 
@@ -128,16 +130,17 @@ def one_process(pairs: int) -> list[Row]:
         hooks.leave(hooks)
 
     rows = [
-        _row("span: two clocks and an append", _nothing, span, pairs, 2000, target_us=1.0,
+        _row(ring, "span: two clocks and an append", _nothing, span, pairs, 2000, target_us=1.0,
              kinds=(events.PHASE,)),
-        _row("phase() of the user", _with(nullcontext), _with(lambda: user_phase(recorder, "x")),
+        _row(ring, "phase() of the user", _with(nullcontext), _with(lambda: user_phase(recorder, "x")),
              pairs, 1000, kinds=(events.PHASE,)),
-        _row("backward", _nothing, backward, pairs, 500,
+        _row(ring, "backward", _nothing, backward, pairs, 500,
              kinds=(events.BACKWARD,)),
-        _row("forward of DDP or FSDP, with CPU time and run delay", _nothing, forward, pairs, 500,
+        _row(ring, "forward of DDP or FSDP, with CPU time and run delay", _nothing, forward, pairs,
+             500,
              kinds=(events.FORWARD,)),
-        _row("step boundary, with trace context", _nothing, steps.end_from_integration, pairs,
-             200, kinds=(events.STEP_END,)),
+        _row(ring, "step boundary, with trace context", _nothing, steps.end_from_integration,
+             pairs, 200, kinds=(events.STEP_END,)),
     ]  # fmt: skip
     return [*rows, optimizer_row(tracer, pairs)]
 
@@ -156,6 +159,7 @@ def optimizer_row(tracer: Tracer, pairs: int) -> Row:
 
     def hooked() -> float:
         instrument_optimizers(torch_optimizer_module(), patches, tracer.recorder, steps)
+        tracer.recorder.ring.drain()
         try:
             return _time_us(optimizer.step, times)
         finally:
@@ -219,6 +223,7 @@ class CollectiveBlock:
         recorder.plan.ends = ends
         for _ in range(3):  # boundaries: a new group keeps its post hook for two of them
             collectives.begin_step(ends)
+        recorder.ring.drain()
         try:
             return _time_us(self._call, self._times)
         finally:
@@ -261,6 +266,7 @@ def two_ranks(results: Path, pairs: int) -> None:
 
 
 def _row(
+    ring: EventRing,
     name: str,
     bare: Callable[[], object],
     own: Callable[[], object],
@@ -270,10 +276,14 @@ def _row(
     target_us: float | None = None,
     kinds: tuple[int, ...],
 ) -> Row:
+    def hooked() -> float:
+        ring.drain()
+        return _time_us(own, times)
+
     return _paired(
         name,
         lambda: _time_us(bare, times),
-        lambda: _time_us(own, times),
+        hooked,
         pairs,
         target_us=target_us,
         kinds=kinds,

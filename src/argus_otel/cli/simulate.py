@@ -190,7 +190,7 @@ def _changed(cluster: Cluster, changes: Sequence[str]) -> Cluster:
         if key not in kinds:
             raise ConfigError(
                 f"--set {change}",
-                got=f"naming {key!r}, which no cluster has",
+                got="for something that no cluster has",
                 expected=f"one of {', '.join(kinds)}",
                 fix="Write --set name=value.",
             )
@@ -200,8 +200,8 @@ def _changed(cluster: Cluster, changes: Sequence[str]) -> Cluster:
         except ValueError:
             raise ConfigError(
                 f"--set {change}",
-                got=f"giving {text!r}",
-                expected=f"a value like {getattr(cluster, key)!r}",
+                got="not a number",
+                expected=f"a value such as {getattr(cluster, key)!r}",
                 fix="Write --set name=value.",
             ) from None
     try:
