@@ -9,6 +9,10 @@ else, and there are many. Before each the ring is emptied, as the worker does ev
 that is never emptied takes fresh memory for every event, which no job's does. The last rows come from a job of two ranks, in which the backend's
 thread takes the GIL from the trainer. ``counted as`` is what the worker's table charges for the
 event (``worker._HOOK_COST_NS``), by which argus counts its share of the training thread's time.
+
+In all of these a hook has just run, and is in the processor's caches. In a training loop it comes
+after arithmetic that has filled them, and takes several times as long: ``in the loop`` is what it
+takes there (bench/hooks_in_loop.py), and what the worker charges.
 """
 
 from __future__ import annotations
@@ -35,14 +39,14 @@ from argus_otel.instrument.patches import Patches
 from argus_otel.process.tracer import Tracer
 from argus_otel.settings import Settings
 from argus_otel.wire import events
-from jobs import BENCH, run_job
+from jobs import BENCH, run_job, running_sink
 from paired import as_json, describe_environment, run_pairs, spread, write_results
 
 sys.path.insert(0, str(Path(__file__).parent / "loops"))
 import common
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from argus_otel.record.ring import EventRing
@@ -57,7 +61,8 @@ class Row:
 
     name: str
     beyond_us: Spread
-    bare_us: Spread
+    bare_us: Spread | None
+    """None where the hook alone was timed."""
     target_us: float | None = None
     kinds: tuple[int, ...] = ()
     """Events that one call records."""
@@ -88,7 +93,12 @@ def main() -> None:
         two_ranks(options.results, options.pairs)
         return
     pairs = 25 if options.quick else 151
-    rows = [*one_process(pairs), *one_rank_group(pairs), *from_two_ranks(pairs)]
+    rows = [
+        *one_process(pairs),
+        *one_rank_group(pairs),
+        *from_two_ranks(pairs),
+        *from_a_loop(40 if options.quick else 300),
+    ]
     results = {
         "unit": "microseconds a call beyond the bare call",
         "hooks": {row.name: row.as_dict() for row in rows},
@@ -104,10 +114,8 @@ def main() -> None:
         counted = "" if row["counted_as_us"] is None else f"{row['counted_as_us']:.1f}"
         goal = "" if row["target_us"] is None else f"{row['target_us']:.0f}: "
         goal += {None: "", True: "met", False: "NOT met"}[row["target_met"]]
-        print(
-            f"{name:<44}{row['beyond_bare_us']!s:<28}{row['bare_us'].median:>8.3g}  "
-            f"{counted:>10}  {goal}"
-        )
+        bare = "" if row["bare_us"] is None else f"{row['bare_us'].median:.3g}"
+        print(f"{name:<44}{row['beyond_bare_us']!s:<28}{bare:>8}  {counted:>10}  {goal}")
 
 
 # -- one process, no group --------------------------------------------------------------------
@@ -260,6 +268,52 @@ def two_ranks(results: Path, pairs: int) -> None:
     }
     common.write_results(results, rank, measured)
     dist.destroy_process_group()
+
+
+# -- in a loop --------------------------------------------------------------------------------
+
+
+def from_a_loop(steps: int) -> list[Row]:
+    """Each hook where it happens, in a DDP loop of two ranks: rank 0's."""
+    with running_sink() as sink:
+        took_ns = run_job(
+            BENCH / "hooks_in_loop.py",
+            ("--steps", steps, "--layers", 22, "--step-ms", 60),
+            ranks=2,
+            traced=True,
+            environment=sink.environment,
+        )[0]
+    boundary = took_ns["step boundary _end"]
+    of_hooks = {
+        "collective": (events.COLLECTIVE, took_ns["collective before"]),
+        "forward": (events.FORWARD, _sums(took_ns["forward enter"], took_ns["forward leave"])),
+        "backward": (
+            events.BACKWARD,
+            _sums(took_ns["backward backward_begins"], took_ns["backward backward_ends"]),
+        ),
+        "optimizer": (
+            events.OPTIMIZER,
+            _sums(
+                took_ns["optimizer optimizer_begins"],
+                took_ns["optimizer optimizer_ends"],
+                [-ns for ns in boundary],
+            ),
+        ),
+        "step boundary": (events.STEP_END, boundary),
+    }
+    return [
+        Row(
+            name=f"in the loop: {name}",
+            beyond_us=spread([ns / 1e3 for ns in each_ns]),
+            bare_us=None,
+            kinds=(kind,),
+        )
+        for name, (kind, each_ns) in of_hooks.items()
+    ]
+
+
+def _sums(*parts: Sequence[int]) -> list[int]:
+    return [sum(call) for call in zip(*parts, strict=True)]
 
 
 # -- pairs ------------------------------------------------------------------------------------

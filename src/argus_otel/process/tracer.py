@@ -87,6 +87,8 @@ class Tracer:
             on_world=self._wake,
         )
         self._step_span = StepSpan(self._faults)
+        self._step_context: otel_context.Context | None = None
+        """The one that we have made, in which the step's span is the current one."""
 
     def install(self) -> None:
         """Put the hooks in place."""
@@ -210,10 +212,14 @@ class Tracer:
     def _enter_step(self, ordinal: int) -> None:
         """Make the step that begins the parent of what the user's code starts on this thread."""
         self._step_span.follow(self.recorder.identity, ordinal)
+        context = otel_context.get_current()
+        if context is self._step_context:
+            return
         # Inside a span of the user's own, theirs stays the parent.
-        current = trace.get_current_span()
+        current = trace.get_current_span(context)
         if current is not self._step_span and not current.get_span_context().is_valid:
-            otel_context.attach(trace.set_span_in_context(self._step_span))
+            self._step_context = trace.set_span_in_context(self._step_span, context)
+            otel_context.attach(self._step_context)
 
 
 def _metric_interval_s(environ: Mapping[str, str]) -> float | None:

@@ -11,6 +11,7 @@ from argus_otel.record.capture import END_COST_FLOOR_NS, CapturePlan
 from argus_otel.record.recorder import Recorder
 from argus_otel.record.ring import EventRing
 from argus_otel.wire.identity import Identity, UncaughtException
+from argus_otel.wire.ids import is_baseline
 
 IDENTITY = Identity(
     nonce=b"12345678",
@@ -176,6 +177,17 @@ def test_ends_are_asked_for_from_the_third_step_on():
         wanted.append(plan.ends)
 
     assert wanted == [False, False, True, True]
+
+
+def test_ends_are_asked_for_on_the_steps_that_all_ranks_agree_on():
+    """Looked up ahead; for a new identity anew, also where its steps have numbers seen before."""
+    plan = CapturePlan(baseline_ratio=0.2, overhead_budget=1.0)
+    for identity in (IDENTITY, replace(IDENTITY, attempt=1)):
+        plan.set_identity(identity)
+        for ordinal in (*range(100), 5, 1_000_000):
+            plan.begin_step(ordinal, 10**9)
+            agreed = is_baseline(identity.nonce, identity.attempt, ordinal, 0.2)
+            assert plan.ends == (agreed and ordinal >= 2)
 
 
 def test_ends_stay_within_the_overhead_budget():

@@ -227,13 +227,17 @@ class Collectives:
         sink, now, this_thread = self._sink, monotonic_ns, get_ident
         held, capacity, overflowed = sink.held, sink.held.maxlen, sink.count_overflow
         push, plan, report = held.append, sink.plan, sink.faults.report
-        collective, asynchronous = events.COLLECTIVE, 1 << 26
-        # By torch's code of the operation; inverted (negative) for point-to-point.
+        collective = events.COLLECTIVE
+        # By whether it is asynchronous, then by torch's code of the operation; inverted (negative)
+        # for point-to-point.
         packed_ops = [
-            ~(index | op << 20) if op in (_SEND, _RECV) else index | op << 20
-            for op in self._op_codes
+            [
+                ~(index | op << 20 | flag) if op in (_SEND, _RECV) else index | op << 20 | flag
+                for op in self._op_codes
+            ]
+            for flag in (0, 1 << 26)
         ]
-        send = ~(index | _SEND << 20)
+        sends = [~(index | _SEND << 20 | flag) for flag in (0, 1 << 26)]
         own_rank = sink.identity.rank
         name_of, value_of, is_async, inputs_of = _getters()
         collectives = 0
@@ -247,7 +251,7 @@ class Collectives:
                     return
                 if not sink.enabled:
                     return
-                packed = packed_ops[value_of(name_of(args))]
+                packed = packed_ops[is_async(args)][value_of(name_of(args))]
                 if packed >= 0:
                     # Nothing is called between the two, so that no other thread comes between.
                     count = collectives
@@ -255,12 +259,10 @@ class Collectives:
                 else:
                     root = args.root
                     peer = ranks[root] if 0 <= root < len(ranks) else -1
-                    channel = (own_rank, peer) if packed == send else (peer, own_rank)
+                    channel = (own_rank, peer) if packed in sends else (peer, own_rank)
                     count = channel_counts.get(channel, 0)
                     channel_counts[channel] = count + 1
                     packed = ~packed | (peer + 1) << 32
-                if is_async(args):
-                    packed |= asynchronous
                 tensors = inputs_of(args) or args.output_tensors
                 size = tensors[0].nbytes if len(tensors) == 1 else _bytes_of(tensors)
                 # Only an end that is asked for has to find its beginning again.
