@@ -72,7 +72,7 @@ class Settings:
     )
     ring_events: int = _setting(
         65536,
-        "Events held between two wake-ups of the background thread; about 260 bytes each.",
+        "Events held between two wake-ups of the background thread; about 270 bytes each.",
         unit="{event}",
         least=1024,
         most=3_000_000,

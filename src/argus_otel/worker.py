@@ -68,7 +68,7 @@ _HOOK_COST_NS_BY_KIND: Final = {
     events.OPTIMIZER: 23_000,
     events.STEP_END: 73_000,
 }
-"""What one event costs the thread that records it: medians of bench/record.py, where it can be in
+"""What one event costs the thread that records it: about the medians of bench/record.py, where it can be in
 the middle of a loop. There the processor's caches hold the model and not our code, and each hook
 takes five to ten times what it does when it is called again at once: where the host does not do
 the arithmetic itself, this says too much. The wait for data was not timed there; it reads what a
