@@ -6,7 +6,7 @@ import contextvars
 from types import SimpleNamespace
 
 import pytest
-from opentelemetry import context, trace
+from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 
 from argus_otel.process.tracer import Tracer
@@ -58,6 +58,34 @@ def test_a_span_of_the_users_own_stays_the_parent(tracer):
         return trace.get_current_span()
 
     assert contextvars.Context().run(run) is own
+
+
+def test_the_step_is_current_again_wherever_the_users_code_has_left_the_context(tracer):
+    """Between two boundaries it may go into a span, out of it, or to a context from before."""
+    end_step = tracer.instrumentation.steps.end_from_integration
+    own = trace.NonRecordingSpan(trace.SpanContext(trace_id=1, span_id=2, is_remote=False))
+
+    def run():
+        with_ours = []
+        context.attach(baggage.set_baggage("of", "the user"))
+        before = context.get_current()
+        end_step()
+        with_ours.append(trace.get_current_span())
+        token = context.attach(trace.set_span_in_context(own))
+        end_step()
+        assert trace.get_current_span() is own
+        context.detach(token)
+        with_ours.append(trace.get_current_span())
+        context.attach(before)
+        end_step()
+        with_ours.append(trace.get_current_span())
+        assert baggage.get_baggage("of") == "the user"
+        return with_ours
+
+    first, *others = contextvars.Context().run(run)
+
+    assert first.get_span_context().is_valid
+    assert all(each is first for each in others)
 
 
 class EveryOther(Sampler):
