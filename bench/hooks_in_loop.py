@@ -13,6 +13,7 @@ import functools
 import sys
 import time
 from collections import defaultdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +49,10 @@ def main() -> None:
     """Train, and say what each hook took."""
     options = common.parser(__doc__)
     given = options.parse_args()
-    for name, functions in PARTS.items():
-        for owner, function in functions:
-            setattr(owner, function, _timed(getattr(owner, function), f"{name} {function}"))
+    for owner, function in chain.from_iterable(PARTS.values()):
+        setattr(owner, function, _timed(getattr(owner, function), function))
     make = Collectives._make_before  # noqa: SLF001
-    Collectives._make_before = lambda *a: _timed(make(*a), "collective before")  # type: ignore[method-assign]  # noqa: SLF001
+    Collectives._make_before = lambda *a: _timed(make(*a), "before")  # type: ignore[method-assign]  # noqa: SLF001
     rank = common.begin(given.seed)
     batch = common.batch_for(given.layers, given.step_ms)
     model = DistributedDataParallel(common.make_model(given.layers), bucket_cap_mb=common.BUCKET_MB)
@@ -62,8 +62,19 @@ def main() -> None:
     took_ns.clear()
     for _ in range(given.steps):
         loop.step(arm)
-    common.write_results(given.results, rank, dict(took_ns))
+    common.write_results(given.results, rank, of_hooks())
     dist.destroy_process_group()
+
+
+def of_hooks() -> dict[str, list[int]]:
+    """Nanoseconds of each call, by hook."""
+    took = {
+        name: [sum(call) for call in zip(*[took_ns[function] for _, function in functions])]
+        for name, functions in PARTS.items()
+    }
+    pairs = zip(took["optimizer"], took["step boundary"], strict=True)
+    took["optimizer"] = [ns - boundary_ns for ns, boundary_ns in pairs]
+    return {"collective": took_ns["before"], **took}
 
 
 def _timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:

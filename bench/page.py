@@ -97,7 +97,10 @@ def record(results: dict[str, Any]) -> str:
     lines = [
         "## Recording on the training thread",
         "",
-        f"In {results['unit']}.",
+        (
+            f'In {results["unit"]}, with the hook called again and again; "in the loop" is the hook '
+            "alone in the middle of training, where arithmetic has filled the caches."
+        ),
         "",
         "| hook | beyond bare | target | |",
         "|---|---|---|---|",

@@ -6,13 +6,13 @@ Each row is a pair of alternating blocks in one process: the bare thing and the 
 hook. The difference of a pair, in microseconds a call, is what the hook costs; the interval is
 that of the median over pairs. Blocks last milliseconds, shorter than what a scheduler hands to somebody
 else, and there are many. Before each the ring is emptied, as the worker does every second: one
-that is never emptied takes fresh memory for every event, which no job's does. The last rows come from a job of two ranks, in which the backend's
-thread takes the GIL from the trainer. ``counted as`` is what the worker's table charges for the
-event (``worker._HOOK_COST_NS``), by which argus counts its share of the training thread's time.
+that is never emptied takes fresh memory for every event, which no job's does. Two rows come from
+a job of two ranks, in which the backend's thread takes the GIL from the trainer.
 
 In all of these a hook has just run, and is in the processor's caches. In a training loop it comes
-after arithmetic that has filled them, and takes several times as long: ``in the loop`` is what it
-takes there (bench/hooks_in_loop.py), and what the worker charges.
+after arithmetic that has filled them, and takes several times as long: ``in the loop`` is what the
+hook alone takes there (bench/hooks_in_loop.py). By that argus counts its share of the training
+thread's time: ``counted as`` is what the worker's table charges (``worker._HOOK_COST_NS``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).parent / "loops"))
 import common
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from argus_otel.record.ring import EventRing
@@ -283,37 +283,21 @@ def from_a_loop(steps: int) -> list[Row]:
             traced=True,
             environment=sink.environment,
         )[0]
-    boundary = took_ns["step boundary _end"]
-    of_hooks = {
-        "collective": (events.COLLECTIVE, took_ns["collective before"]),
-        "forward": (events.FORWARD, _sums(took_ns["forward enter"], took_ns["forward leave"])),
-        "backward": (
-            events.BACKWARD,
-            _sums(took_ns["backward backward_begins"], took_ns["backward backward_ends"]),
-        ),
-        "optimizer": (
-            events.OPTIMIZER,
-            _sums(
-                took_ns["optimizer optimizer_begins"],
-                took_ns["optimizer optimizer_ends"],
-                [-ns for ns in boundary],
-            ),
-        ),
-        "step boundary": (events.STEP_END, boundary),
-    }
     return [
         Row(
             name=f"in the loop: {name}",
-            beyond_us=spread([ns / 1e3 for ns in each_ns]),
+            beyond_us=spread([ns / 1e3 for ns in took_ns[name]]),
             bare_us=None,
             kinds=(kind,),
         )
-        for name, (kind, each_ns) in of_hooks.items()
+        for name, kind in (
+            ("collective", events.COLLECTIVE),
+            ("forward", events.FORWARD),
+            ("backward", events.BACKWARD),
+            ("optimizer", events.OPTIMIZER),
+            ("step boundary", events.STEP_END),
+        )
     ]
-
-
-def _sums(*parts: Sequence[int]) -> list[int]:
-    return [sum(call) for call in zip(*parts, strict=True)]
 
 
 # -- pairs ------------------------------------------------------------------------------------

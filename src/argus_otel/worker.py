@@ -68,11 +68,11 @@ _HOOK_COST_NS_BY_KIND: Final = {
     events.OPTIMIZER: 23_000,
     events.STEP_END: 73_000,
 }
-"""What one event costs the thread that records it: about the medians of bench/record.py, where it can be in
-the middle of a loop. There the processor's caches hold the model and not our code, and each hook
-takes five to ten times what it does when it is called again at once: where the host does not do
-the arithmetic itself, this says too much. The wait for data was not timed there; it reads what a
-forward does. Nor were waits for collectives and a user's phases: two clocks and an append, which
+"""What one event costs the thread that records it: about the medians of bench/record.py in the
+middle of a loop. There the processor's caches hold the model and not our code, and each hook
+takes five to fifteen times what it does when it is called again at once: where the host does not
+do the arithmetic itself, this says too much. The wait for data was not timed there; it reads what
+a forward does. Nor were waits for collectives and a user's phases: two clocks and an append, which
 are 5 µs of a collective's hook.
 
 The training thread cannot time itself without doubling the price, so its share of argus's own

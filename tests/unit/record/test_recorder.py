@@ -184,7 +184,7 @@ def test_ends_are_asked_for_on_the_steps_that_all_ranks_agree_on():
     plan = CapturePlan(baseline_ratio=0.2, overhead_budget=1.0)
     for identity in (IDENTITY, replace(IDENTITY, attempt=1)):
         plan.set_identity(identity)
-        for ordinal in (*range(100), 5, 1_000_000):
+        for ordinal in (*range(100), 1_000_000, 0):
             plan.begin_step(ordinal, 10**9)
             agreed = is_baseline(identity.nonce, identity.attempt, ordinal, 0.2)
             assert plan.ends == (agreed and ordinal >= 2)

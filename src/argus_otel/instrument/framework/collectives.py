@@ -227,7 +227,7 @@ class Collectives:
         sink, now, this_thread = self._sink, monotonic_ns, get_ident
         held, capacity, overflowed = sink.held, sink.held.maxlen, sink.count_overflow
         push, plan, report = held.append, sink.plan, sink.faults.report
-        collective = events.COLLECTIVE
+        collective, asynchronous = events.COLLECTIVE, 1 << 26
         # By whether it is asynchronous, then by torch's code of the operation; inverted (negative)
         # for point-to-point.
         packed_ops = [
@@ -235,13 +235,11 @@ class Collectives:
                 ~(index | op << 20 | flag) if op in (_SEND, _RECV) else index | op << 20 | flag
                 for op in self._op_codes
             ]
-            for flag in (0, 1 << 26)
+            for flag in (0, asynchronous)
         ]
-        sends = [~(index | _SEND << 20 | flag) for flag in (0, 1 << 26)]
-        own_rank = sink.identity.rank
         name_of, value_of, is_async, inputs_of = _getters()
         collectives = 0
-        channel_counts: dict[tuple[int, int], int] = {}
+        channel_counts: dict[int, int] = {}
 
         def before(args: Any) -> None:  # noqa: ANN401
             nonlocal collectives
@@ -259,10 +257,10 @@ class Collectives:
                 else:
                     root = args.root
                     peer = ranks[root] if 0 <= root < len(ranks) else -1
-                    channel = (own_rank, peer) if packed in sends else (peer, own_rank)
+                    packed = ~packed | (peer + 1) << 32
+                    channel = packed & ~asynchronous  # from us to the peer, or the other way
                     count = channel_counts.get(channel, 0)
                     channel_counts[channel] = count + 1
-                    packed = ~packed | (peer + 1) << 32
                 tensors = inputs_of(args) or args.output_tensors
                 size = tensors[0].nbytes if len(tensors) == 1 else _bytes_of(tensors)
                 # Only an end that is asked for has to find its beginning again.
